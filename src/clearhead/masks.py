@@ -1,0 +1,458 @@
+"""Who may look at whom. A mask says, for every query and key, whether the query may attend to the key.
+
+True means *attend*, everywhere. Masks combine with ``&`` (both allow it), ``|`` (either does) and ``~``:
+
+>>> import clearhead as ch
+>>> mask = ch.masks.causal() & ch.masks.window(left=1)
+>>> mask.dense(queries=4, keys=4).astype(int).tolist()
+[[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+
+Most masks let each query see one unbroken run of keys: causal, windows, padding, packed documents and any
+``&`` of those. Such a mask costs two integers a row (``intervals``) and its hidden tiles are never computed.
+Every mask can also be asked cell by cell (``visible``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Align = Literal["start", "end"] | None
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+Intervals = tuple[Ints, Ints]
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The size of an attention matrix: leading axes, heads, queries, keys."""
+
+    lead: tuple[int, ...]
+    heads: int
+    queries: int
+    keys: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.lead, self.heads, self.queries, self.keys)
+
+    @property
+    def batch(self) -> int:
+        return int(np.prod(self.lead, dtype=np.int64))
+
+    def offset(self, align: Align, what: str) -> int:
+        """How far query 0 stands from key 0, in keys: position of query i is ``i + offset``."""
+        if align == "start" or self.queries == self.keys:
+            return 0
+        if align == "end":
+            return self.keys - self.queries
+        raise ValueError(
+            f"{what} with {self.queries} queries and {self.keys} keys can mean two things: say "
+            f"align='start' (query i stands at key i) or align='end' (the last query stands at the last key)"
+        )
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Index arrays that broadcast against each other, naming cells of the matrix. Leading axes are flat."""
+
+    batch: Ints
+    head: Ints
+    query: Ints
+    key: Ints
+
+    @staticmethod
+    def of_head(batch: int, head: int, queries: Ints, keys: Ints) -> Cells:
+        """The block queries x keys of one head."""
+        return Cells(np.int64(batch), np.int64(head), queries[:, None], keys[None, :])  # type: ignore[arg-type]
+
+
+class Mask:
+    """Base of all masks: an algebra (``& | ~``) over ``visible``."""
+
+    def check(self, extent: Extent) -> None:
+        """Raise ValueError if this mask does not fit a matrix of that size."""
+
+    def visible(self, cells: Cells, extent: Extent) -> Bools:
+        """Whether each of the cells may be attended to."""
+        raise NotImplementedError
+
+    def intervals(self, extent: Extent) -> Intervals | None:
+        """(first visible key, one past the last) for each row, broadcastable to (*lead, heads, queries).
+
+        None when some row's visible keys may have gaps.
+        """
+        return None
+
+    def map(self, change: Callable[[Mask], Mask]) -> Mask:
+        """The same mask with every leaf replaced by ``change(leaf)``."""
+        return change(self)
+
+    def dense(self, queries: int, keys: int, heads: int = 1, lead: tuple[int, ...] = ()) -> Bools:
+        """The whole mask as a boolean array (queries, keys), or (*lead, heads, queries, keys). For looking at."""
+        extent = Extent(lead, heads, queries, keys)
+        self.check(extent)
+        batch, head = np.arange(extent.batch), np.arange(heads)
+        query, key = np.arange(queries), np.arange(keys)
+        cells = Cells(
+            batch[:, None, None, None], head[:, None, None], query[:, None], key
+        )
+        full = np.broadcast_to(self.visible(cells, extent), (extent.batch, heads, queries, keys))
+        return full.reshape(queries, keys) if heads == 1 and not lead else full.reshape(extent.shape)
+
+    def __and__(self, other: Mask) -> Mask:
+        return Both(self, _mask(other))
+
+    def __or__(self, other: Mask) -> Mask:
+        return Either(self, _mask(other))
+
+    def __rand__(self, other: ArrayLike) -> Mask:
+        return Both(_mask(other), self)
+
+    def __ror__(self, other: ArrayLike) -> Mask:
+        return Either(_mask(other), self)
+
+    def __invert__(self) -> Mask:
+        return Not(self)
+
+    # An array on the left of & or | must leave the work to the mask instead of trying it cell by cell.
+    __array_ufunc__ = None
+
+
+@dataclass(frozen=True, eq=False)
+class Both(Mask):
+    """``a & b``"""
+
+    first: Mask
+    second: Mask
+
+    def check(self, extent: Extent) -> None:
+        self.first.check(extent)
+        self.second.check(extent)
+
+    def visible(self, cells: Cells, extent: Extent) -> Bools:
+        return self.first.visible(cells, extent) & self.second.visible(cells, extent)
+
+    def intervals(self, extent: Extent) -> Intervals | None:
+        one, other = self.first.intervals(extent), self.second.intervals(extent)
+        if one is None or other is None:
+            return None
+        return np.maximum(one[0], other[0]), np.minimum(one[1], other[1])
+
+    def map(self, change: Callable[[Mask], Mask]) -> Mask:
+        return Both(self.first.map(change), self.second.map(change))
+
+
+@dataclass(frozen=True, eq=False)
+class Either(Mask):
+    """``a | b``"""
+
+    first: Mask
+    second: Mask
+
+    def check(self, extent: Extent) -> None:
+        self.first.check(extent)
+        self.second.check(extent)
+
+    def visible(self, cells: Cells, extent: Extent) -> Bools:
+        return self.first.visible(cells, extent) | self.second.visible(cells, extent)
+
+    def map(self, change: Callable[[Mask], Mask]) -> Mask:
+        return Either(self.first.map(change), self.second.map(change))
+
+
+@dataclass(frozen=True, eq=False)
+class Not(Mask):
+    """``~a``"""
+
+    inner: Mask
+
+    def check(self, extent: Extent) -> None:
+        self.inner.check(extent)
+
+    def visible(self, cells: Cells, extent: Extent) -> Bools:
+        return ~self.inner.visible(cells, extent)
+
+    def map(self, change: Callable[[Mask], Mask]) -> Mask:
+        return Not(self.inner.map(change))
+
+
+class _IntervalMask(Mask):
+    """A mask given by its intervals: cells are compared with them."""
+
+    def visible(self, cells: Cells, extent: Extent) -> Bools:
+        found = self.intervals(extent)
+        assert found is not None
+        start, stop = (_at(bound, (*extent.lead, extent.heads, extent.queries), cells, extent) for bound in found)
+        return (start <= cells.key) & (cells.key < stop)
+
+
+@dataclass(frozen=True)
+class Causal(_IntervalMask):
+    """Query i sees key j only if j is not in its future. Made by :func:`causal`."""
+
+    align: Align = None
+
+    def check(self, extent: Extent) -> None:
+        extent.offset(self.align, "causal")
+
+    def intervals(self, extent: Extent) -> Intervals:
+        position = np.arange(extent.queries) + extent.offset(self.align, "causal")
+        return np.zeros_like(position), position + 1
+
+
+@dataclass(frozen=True)
+class Window(_IntervalMask):
+    """Query i sees keys i-left ... i+right. Made by :func:`window`."""
+
+    left: int | None = None
+    right: int | None = None
+    align: Align = None
+
+    def check(self, extent: Extent) -> None:
+        extent.offset(self.align, "window")
+
+    def intervals(self, extent: Extent) -> Intervals:
+        position = np.arange(extent.queries) + extent.offset(self.align, "window")
+        start = np.zeros_like(position) if self.left is None else position - self.left
+        stop = np.full_like(position, extent.keys) if self.right is None else position + self.right + 1
+        return start, stop
+
+
+@dataclass(frozen=True, eq=False)
+class Lengths(_IntervalMask):
+    """Only the first ``keys[b]`` keys (and ``queries[b]`` queries) of a batch entry are real. See :func:`lengths`."""
+
+    keys: Ints
+    queries: Ints | None = None
+
+    def check(self, extent: Extent) -> None:
+        for name, lengths, block in (("keys", self.keys, extent.keys), ("queries", self.queries, extent.queries)):
+            if lengths is None:
+                continue
+            _check_broadcast(f"lengths({name}=...)", lengths.shape, extent.lead, "the leading axes")
+            if lengths.size and (lengths.min() < 0 or lengths.max() > block):
+                raise ValueError(
+                    f"lengths({name}=...) must lie between 0 and the {block} {name} there are, "
+                    f"got {lengths.min()} to {lengths.max()}"
+                )
+
+    def intervals(self, extent: Extent) -> Intervals:
+        stop = np.broadcast_to(self.keys[..., None, None], (*extent.lead, 1, extent.queries))
+        if self.queries is not None:
+            stop = np.where(np.arange(extent.queries) < self.queries[..., None, None], stop, 0)
+        return np.zeros((1, extent.queries), np.int64), stop
+
+
+@dataclass(frozen=True, eq=False)
+class Documents(Mask):
+    """Queries see the keys of their own document alone. Made by :func:`documents`."""
+
+    query: Ints
+    key: Ints
+
+    def check(self, extent: Extent) -> None:
+        for name, ids, tokens in (("query_ids", self.query, extent.queries), ("key_ids", self.key, extent.keys)):
+            if ids.shape[-1] != tokens:
+                raise ValueError(f"documents: {name} names {ids.shape[-1]} tokens, there are {tokens}")
+            _check_broadcast(f"documents: {name}", ids.shape[:-1], extent.lead, "the leading axes")
+
+    def visible(self, cells: Cells, extent: Extent) -> Bools:
+        query = _at(self.query[..., None, :], (*extent.lead, 1, extent.queries), cells, extent, head=False)
+        key = _at(self.key[..., None, :], (*extent.lead, 1, extent.keys), cells, extent, head=False, axis="key")
+        return np.asarray(query == key)
+
+    def intervals(self, extent: Extent) -> Intervals | None:
+        lead = np.broadcast_shapes(self.query.shape[:-1], self.key.shape[:-1])
+        query = np.broadcast_to(self.query, (*lead, extent.queries)).reshape(-1, extent.queries)
+        key = np.broadcast_to(self.key, (*lead, extent.keys)).reshape(-1, extent.keys)
+        start, stop = np.zeros(query.shape, np.int64), np.zeros(query.shape, np.int64)
+        for row in range(len(query)):
+            bounds = np.flatnonzero(np.diff(key[row])) + 1
+            first, last = np.r_[0, bounds][: extent.keys], np.r_[bounds, extent.keys][: extent.keys]
+            ids = key[row][first]
+            order = np.argsort(ids, kind="stable")
+            if ids.size != np.unique(ids).size:
+                return None  # some document is in several pieces
+            place = np.searchsorted(ids[order], query[row])
+            known = place < ids.size
+            known[known] = ids[order][place[known]] == query[row][known]
+            start[row, known] = first[order][place[known]]
+            stop[row, known] = last[order][place[known]]
+        return start.reshape(*lead, 1, -1), stop.reshape(*lead, 1, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Spans(_IntervalMask):
+    """Row i sees keys start[i] ... stop[i]-1. Made by :func:`intervals`."""
+
+    start: Ints
+    stop: Ints
+
+    def check(self, extent: Extent) -> None:
+        for name, bound in (("start", self.start), ("stop", self.stop)):
+            _check_broadcast(f"intervals: {name}", bound.shape, (*extent.lead, extent.heads, extent.queries),
+                             "(..., heads, queries)")
+
+    def intervals(self, extent: Extent) -> Intervals:
+        return self.start, self.stop
+
+
+@dataclass(frozen=True, eq=False)
+class Array(Mask):
+    """A boolean array, broadcast over leading axes, heads and queries. Made by :func:`array`."""
+
+    allowed: Bools
+
+    def check(self, extent: Extent) -> None:
+        _check_broadcast("mask", self.allowed.shape, extent.shape, "(..., heads, queries, keys)")
+
+    def visible(self, cells: Cells, extent: Extent) -> Bools:
+        full = np.broadcast_to(self.allowed, extent.shape)
+        lead = np.unravel_index(cells.batch, extent.lead) if extent.lead else ()
+        return np.asarray(full[(*lead, cells.head, cells.query, cells.key)])
+
+
+@dataclass(frozen=True, eq=False)
+class Function(Mask):
+    """The user's own ``f(batch, head, query, key) -> bool``. Made by :func:`function`."""
+
+    function: Callable[..., Any]
+
+    def visible(self, cells: Cells, extent: Extent) -> Bools:
+        index = np.broadcast_arrays(cells.batch, cells.head, cells.query, cells.key)
+        return np.vectorize(self.function, otypes=[np.bool_])(*index) if index[0].size else np.ones(index[0].shape, bool)
+
+
+def causal(align: Align = None) -> Mask:
+    """Every query sees itself and the past: key j is visible to query i if ``j <= i + offset``.
+
+    With as many queries as keys the offset is 0. Otherwise say which is meant: ``align="start"``
+    (offset 0: query i stands at key i) or ``align="end"`` (offset keys - queries: the last query stands
+    at the last key, as when decoding with a cache). Silence is a ValueError when the mask is used.
+
+    >>> causal(align="end").dense(queries=2, keys=3).astype(int).tolist()
+    [[1, 1, 0], [1, 1, 1]]
+    """
+    return Causal(_align(align))
+
+
+def window(left: int | None = None, right: int | None = None, align: Align = None) -> Mask:
+    """Query i sees keys ``i - left <= j <= i + right``: both ends inclusive, None is no limit.
+
+    Positions are aligned as in :func:`causal`.
+
+    >>> window(left=1, right=0).dense(queries=3, keys=3).astype(int).tolist()
+    [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+    """
+    for name, size in (("left", left), ("right", right)):
+        if size is not None and (not isinstance(size, int | np.integer) or size < 0):
+            raise ValueError(f"window({name}=...) must be a whole number of keys, 0 or more, or None; got {size!r}")
+    return Window(left, right, _align(align))
+
+
+def lengths(keys: ArrayLike, queries: ArrayLike | None = None) -> Mask:
+    """Padding: of batch entry b only the first ``keys[b]`` keys are real (and the first ``queries[b]`` queries).
+
+    Integers broadcast over the leading axes; 0 is allowed; more than there are is a ValueError.
+
+    >>> lengths([2, 0]).dense(queries=1, keys=3, lead=(2,)).astype(int).tolist()
+    [[[[1, 1, 0]]], [[[0, 0, 0]]]]
+    """
+    return Lengths(_integers("lengths(keys=...)", keys),
+                   None if queries is None else _integers("lengths(queries=...)", queries))
+
+
+def documents(query_ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
+    """Several texts packed into one sequence: a token sees those of its own document. ids: (..., tokens) integers.
+
+    >>> documents([7, 7, 9]).dense(queries=3, keys=3).astype(int).tolist()
+    [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+    """
+    query = _integers("documents(query_ids=...)", query_ids)
+    key = query if key_ids is None else _integers("documents(key_ids=...)", key_ids)
+    if query.ndim == 0 or key.ndim == 0:
+        raise ValueError("documents: ids must have one entry per token, got a single number")
+    return Documents(query, key)
+
+
+def intervals(start: ArrayLike, stop: ArrayLike) -> Mask:
+    """Each row sees keys ``start <= j < stop``: integers, broadcast over (..., heads, queries).
+
+    >>> intervals([0, 1], [1, 3]).dense(queries=2, keys=3).astype(int).tolist()
+    [[1, 0, 0], [0, 1, 1]]
+    """
+    return Spans(_integers("intervals: start", start), _integers("intervals: stop", stop))
+
+
+def array(allowed: ArrayLike) -> Mask:
+    """A boolean array, True where the query may attend, broadcast over (..., heads, queries, keys) as in NumPy."""
+    allowed = np.asarray(allowed)
+    if allowed.dtype != np.bool_:
+        raise TypeError(
+            f"mask has dtype {allowed.dtype}: a mask is boolean, True where attending is allowed. Convert it with "
+            f"mask.astype(bool), or, if it holds numbers to add to the scores, give it as scores.dot(bias=...)"
+        )
+    return Array(allowed)
+
+
+def function(visible: Callable[..., Any]) -> Mask:
+    """Your own rule: ``visible(batch, head, query, key) -> bool`` on whole numbers, compiled by Numba.
+
+    >>> function(lambda batch, head, query, key: (query + key) % 2 == 0).dense(2, 2).astype(int).tolist()
+    [[1, 0], [0, 1]]
+    """
+    if not callable(visible):
+        raise TypeError(f"function(...) takes a function of (batch, head, query, key), got {type(visible).__name__}")
+    return Function(visible)
+
+
+def split(mask: Mask, extent: Extent) -> tuple[Intervals | None, Mask | None]:
+    """The mask as ``intervals & rest``: what is cheap, and what must be asked cell by cell."""
+    found = mask.intervals(extent)
+    if found is not None:
+        return found, None
+    if not isinstance(mask, Both):
+        return None, mask
+    (one, rest), (other, more) = split(mask.first, extent), split(mask.second, extent)
+    if one is not None and other is not None:
+        one = np.maximum(one[0], other[0]), np.minimum(one[1], other[1])
+    return (one if one is not None else other), (Both(rest, more) if rest and more else rest or more)
+
+
+def _mask(value: Any) -> Mask:
+    return value if isinstance(value, Mask) else array(value)
+
+
+def _align(align: Any) -> Align:
+    if align not in (None, "start", "end"):
+        raise ValueError(f"align must be 'start', 'end' or None, got {align!r}")
+    return align  # type: ignore[no-any-return]
+
+
+def _integers(what: str, values: ArrayLike) -> Ints:
+    values = np.asarray(values)
+    if not (np.issubdtype(values.dtype, np.integer) or values.size == 0):
+        raise TypeError(f"{what} must hold whole numbers, got dtype {values.dtype}: convert with .astype(int)")
+    return values.astype(np.int64)
+
+
+def _check_broadcast(what: str, shape: tuple[int, ...], target: tuple[int, ...], meaning: str) -> None:
+    try:
+        fits = np.broadcast_shapes(shape, target) == target
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(f"{what} has shape {shape}, which does not broadcast to {meaning} = {target}")
+
+
+def _at(values: NDArray[Any], shape: tuple[int, ...], cells: Cells, extent: Extent, *, head: bool = True,
+        axis: Literal["query", "key"] = "query") -> NDArray[Any]:
+    """values, broadcast to (*lead, heads or 1, tokens), looked up at each cell."""
+    full = np.broadcast_to(values, shape)
+    lead = np.unravel_index(cells.batch, extent.lead) if extent.lead else ()
+    return np.asarray(full[(*lead, cells.head if head else 0, getattr(cells, axis))])
