@@ -1,0 +1,153 @@
+"""The forward pass: output and logsumexp of each query, one tile of queries at a time, memory independent of length.
+
+For each tile of keys: score, raise the running maximum, exponentiate, rescale what was summed under the old
+maximum, add the values so weighted. This is the online softmax of Milakov & Gimelshein 2018 (algorithm 3) in the
+blocked form of Dao et al. 2022, *FlashAttention* (algorithm 1: m is TOP, l is TOTAL, O is output).
+"""
+
+import math
+
+import numpy as np
+
+from clearhead.kernels.cache import kernel
+from clearhead.kernels.microkernels import exp2_tile, exp_tile, finite_row, mix_tile, scale_rows
+from clearhead.kernels.tiles import (
+    BLOCK,
+    CHANGE,
+    HIDDEN,
+    OLD_TOP,
+    TOP,
+    TOTAL,
+    WHOLLY,
+    copy_rows,
+    in_place,
+    is_natural,
+    load_queries,
+    row_of,
+    score_keys,
+    take_tile,
+)
+from clearhead.kernels.vectors import LN2, address_of, pointer, widen
+
+
+@kernel
+def attend(x, w, first, last, output, logsumexp):
+    """Work items first ... last-1: item t is tile ``t % tiles`` of head ``t // tiles`` of the flattened batch.
+
+    Writes output (batch, heads, queries, value dim) and logsumexp (batch, heads, queries, 1), natural log, float64.
+    """
+    tiles = (x.queries + len(w.queries) - 1) // len(w.queries)
+    for item in range(first, last):
+        sequence = item // tiles
+        batch, head = sequence // x.heads, sequence % x.heads
+        here = take_tile(x, w, item % tiles)
+        attend_tile(x, w, batch, head, here)
+        finish_tile(x, w, batch, head, here, output, logsumexp)
+
+
+@kernel
+def attend_tile(x, w, batch, head, here):
+    """Sum over all keys that w.queries[:here] see: w.output and the lanes TOP and TOTAL."""
+    rows = len(w.queries)
+    low, high, full_low, full_high = load_queries(x, w, batch, head, here)
+    w.lanes[TOP, :] = -np.inf
+    w.lanes[OLD_TOP, :] = -np.inf
+    w.lanes[TOTAL, :] = 0
+    w.output[:] = 0
+    scores, change, total = pointer(w.scores, 0), pointer(w.lanes, CHANGE * rows), pointer(w.lanes, TOTAL * rows)
+    top, old_top = pointer(w.lanes, TOP * rows), pointer(w.lanes, OLD_TOP * rows)
+    natural, started = is_natural(x), False
+    for first in range(low, high, BLOCK):
+        keys = min(BLOCK, high - first)
+        shown = score_keys(x, w, batch, head, here, first, keys, full_low, full_high)
+        if shown == HIDDEN:
+            continue
+        # A hidden value, times its weight of 0, is nothing: but only if it is finite.
+        careful = shown != WHOLLY and not values_finite(x, w, batch, head, first, keys)
+        if careful:
+            mark_visible(w, keys)
+        padded = (keys + x.micro - 1) // x.micro * x.micro
+        if natural:
+            exp_tile(scores, padded, old_top, top, total, change)
+        else:
+            exp2_tile(scores, padded, old_top, top, total, change)
+        if started:
+            scale_rows(pointer(w.output, 0), w.output.shape[0], change)
+        started = True
+        if careful:
+            mix_visible(x, w, batch, head, first, keys)
+        else:
+            mix_values(x, w, batch, head, first, keys)
+
+
+@kernel
+def mix_values(x, w, batch, head, first, keys):
+    """w.output += values, weighted by w.scores: read in place where they can be, else from a copy of the tile."""
+    rows, columns, scores = len(w.queries), w.output.shape[0], pointer(w.scores, 0)
+    value, step = pointer(w.value, 0), columns
+    if in_place(x.value, w.scores) and columns == x.value_dim:
+        offset = x.value.offset[batch] + head // x.group * x.value.steps[0] + first * x.value.steps[1]
+        value, step = address_of(x.value.address, offset, w.scores), x.value.steps[1]
+    else:
+        copy_rows(x.value, batch, head // x.group, first, keys, x.value_dim, w.value)
+    for i in range(0, columns, x.micro):
+        mix_tile(value, i, step, scores, pointer(w.output, i * rows), keys)
+
+
+@kernel
+def values_finite(x, w, batch, head, first, keys):
+    """Whether a tile's values are all finite."""
+    if not in_place(x.value, w.scores):
+        copy_rows(x.value, batch, head // x.group, first, keys, x.value_dim, w.value)
+        for j in range(keys):
+            if not finite_row(pointer(w.value, j * w.value.shape[1]), x.value_dim):
+                return False
+        return True
+    offset = x.value.offset[batch] + head // x.group * x.value.steps[0] + first * x.value.steps[1]
+    for j in range(keys):
+        if not finite_row(address_of(x.value.address, offset + j * x.value.steps[1], w.scores), x.value_dim):
+            return False
+    return True
+
+
+@kernel
+def mark_visible(w, keys):
+    """Remember, before scores become weights, which cells are hidden (-inf)."""
+    for j in range(keys):
+        for r in range(len(w.queries)):
+            w.visible[j, r] = w.scores[j, r] != -np.inf
+
+
+@kernel
+def mix_visible(x, w, batch, head, first, keys):
+    """w.output += visible values alone: the slow way, for tiles in which a hidden value is NaN or infinite."""
+    step = x.value.steps[2]
+    for j in range(keys):
+        row = row_of(x.value, batch, head // x.group, first + j)
+        for i in range(x.value_dim):
+            number = widen(row[i * step])
+            for r in range(len(w.queries)):
+                if w.visible[j, r]:
+                    w.output[i, r] += w.scores[j, r] * number
+
+
+@kernel
+def finish_tile(x, w, batch, head, here, output, logsumexp):
+    """Let the sink join, divide by the total, and write the results."""
+    unit = 1.0 if is_natural(x) else LN2
+    for r in range(here):
+        top, total = w.lanes[TOP, r] * unit, np.float64(w.lanes[TOTAL, r])
+        share = 1.0
+        if x.sinks.size:
+            sink = x.sinks[head]
+            highest = max(top, sink)
+            if highest > -np.inf:
+                share = math.exp(top - highest)
+                total = total * share + math.exp(sink - highest)
+                top = highest
+        out = row_of(output, batch, head, w.queries[r])
+        log = row_of(logsumexp, batch, head, w.queries[r])
+        log[0] = -np.inf if total == 0.0 else top + math.log(total)
+        factor = w.scores.dtype.type(0.0 if total == 0.0 else share / total)
+        for i in range(x.value_dim):
+            out[i] = w.output[i, r] * factor

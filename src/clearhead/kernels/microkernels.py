@@ -1,0 +1,344 @@
+"""The inner loops, on one tile: ``rows`` queries, which ride in the vector lanes, by some keys.
+
+A tile of scores is an array (keys, rows). Keys and values are read where they lie, a scalar at a time, and
+broadcast over the lanes; sums and maxima over keys therefore never cross lanes. Each function is one step of
+``forward.attend`` and its kin, named after what it does to the tile. Pointers are made by ``vectors.pointer``.
+"""
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from clearhead.kernels.vectors import LOG2E, Vectors, at, i8, i64, loop
+
+void, index = types.void, types.int64
+bytes_at, indices_at = types.CPointer(types.uint8), types.CPointer(types.int32)
+
+
+@intrinsic
+def score_tile(typingctx, key, stride, query, scores, dim, keys, top):
+    """scores[keys, rows] = key[keys, dim] @ query[dim, rows]; top[rows] = max(top, scores).
+
+    keys is a multiple of the micro-tile's. One micro-tile's scores fill the accumulators over the whole of dim.
+    """
+
+    def generate(context, b, signature, arguments):
+        key, stride, query, scores, dim, keys, top = arguments
+        v = Vectors(b, signature.args[0].dtype)
+
+        def some_keys(t, running):
+            first = b.mul(t, ir.Constant(i64, v.keys))
+            rows = [at(b, key, b.mul(stride, b.add(first, ir.Constant(i64, r)))) for r in range(v.keys)]
+
+            def one_dim(i, accumulators):
+                q = v.load_all(v.row(query, i))
+                out = []
+                for r in range(v.keys):
+                    k = v.splat(b.load(at(b, rows[r], i)))
+                    out += [v.fma(k, q[c], accumulators[r * v.count + c]) for c in range(v.count)]
+                return out
+
+            s = loop(b, dim, [v.const(0.0)] * (v.keys * v.count), one_dim)
+            for r in range(v.keys):
+                row = s[r * v.count : (r + 1) * v.count]
+                v.store_all(row, at(b, v.row(scores, first), r * v.rows))
+                running = [v.max(x, m) for x, m in zip(row, running, strict=True)]
+            return running
+
+        v.store_all(loop(b, b.sdiv(keys, ir.Constant(i64, v.keys)), v.load_all(top), some_keys), top)
+        return context.get_dummy_value()
+
+    return void(key, index, query, scores, index, index, top), generate
+
+
+@intrinsic
+def cap_tile(typingctx, scores, keys, softcap):
+    """scores = softcap * tanh(scores / softcap)"""
+
+    def generate(context, b, signature, arguments):
+        scores, keys, softcap = arguments
+        v = Vectors(b, signature.args[0].dtype)
+        cap = v.splat(softcap)
+
+        def one_key(i, _):
+            row = v.row(scores, i)
+            v.store_all([b.fmul(cap, v.tanh(b.fdiv(s, cap))) for s in v.load_all(row)], row)
+            return []
+
+        loop(b, keys, [], one_key)
+        return context.get_dummy_value()
+
+    return void(scores, index, scores.dtype), generate
+
+
+@intrinsic
+def add_tile(typingctx, scores, keys, bias):
+    """scores += bias, a tile of the same shape"""
+
+    def generate(context, b, signature, arguments):
+        scores, keys, bias = arguments
+        v = Vectors(b, signature.args[0].dtype)
+
+        def one_key(i, _):
+            row = v.row(scores, i)
+            v.store_all([b.fadd(s, x) for s, x in zip(v.load_all(row), v.load_all(v.row(bias, i)), strict=True)], row)
+            return []
+
+        loop(b, keys, [], one_key)
+        return context.get_dummy_value()
+
+    return void(scores, index, scores), generate
+
+
+@intrinsic
+def slope_tile(typingctx, scores, keys, first, position, slope):
+    """scores -= slope * |position - key|: position[rows] in keys, as numbers; first is the tile's first key."""
+
+    def generate(context, b, signature, arguments):
+        scores, keys, first, position, slope = arguments
+        v = Vectors(b, signature.args[0].dtype)
+        positions, down = v.load_all(position), v.splat(b.fneg(slope))
+
+        def one_key(i, _):
+            row, k = v.row(scores, i), v.splat(b.sitofp(b.add(first, i), v.scalar))
+            v.store_all(
+                [v.fma(v.abs(b.fsub(p, k)), down, s) for p, s in zip(positions, v.load_all(row), strict=True)], row
+            )
+            return []
+
+        loop(b, keys, [], one_key)
+        return context.get_dummy_value()
+
+    return void(scores, index, index, scores, scores.dtype), generate
+
+
+@intrinsic
+def hide_outside(typingctx, scores, keys, first, start, stop):
+    """scores = -inf where the key is not in start[rows] ... stop[rows]-1; first is the tile's first key."""
+
+    def generate(context, b, signature, arguments):
+        scores, keys, first, start, stop = arguments
+        v = Vectors(b, signature.args[0].dtype)
+        low, high = ([v.load_indices(at(b, p, c * v.lanes)) for c in range(v.count)] for p in (start, stop))
+
+        def one_key(i, _):
+            row, k = v.row(scores, i), v.splat(b.trunc(b.add(first, i), ir.IntType(32)))
+            out = []
+            for c, s in enumerate(v.load_all(row)):
+                seen = b.and_(b.icmp_signed("<=", low[c], k), b.icmp_signed("<", k, high[c]))
+                out.append(b.select(seen, s, v.const(float("-inf"))))
+            v.store_all(out, row)
+            return []
+
+        loop(b, keys, [], one_key)
+        return context.get_dummy_value()
+
+    return void(scores, index, index, indices_at, indices_at), generate
+
+
+@intrinsic
+def hide_tile(typingctx, scores, keys, visible):
+    """scores = -inf where the tile of bytes ``visible`` is 0"""
+
+    def generate(context, b, signature, arguments):
+        scores, keys, visible = arguments
+        v = Vectors(b, signature.args[0].dtype)
+        none = ir.Constant(ir.VectorType(i8, v.lanes), [0] * v.lanes)
+
+        def one_key(i, _):
+            row, seen = v.row(scores, i), v.row(visible, i)
+            out = []
+            for c, s in enumerate(v.load_all(row)):
+                byte = v.load_bytes(at(b, seen, c * v.lanes))
+                out.append(b.select(b.icmp_unsigned("!=", byte, none), s, v.const(float("-inf"))))
+            v.store_all(out, row)
+            return []
+
+        loop(b, keys, [], one_key)
+        return context.get_dummy_value()
+
+    return void(scores, index, bytes_at), generate
+
+
+@intrinsic
+def top_tile(typingctx, scores, keys, top):
+    """top[rows] = max(top, scores), NaN left aside"""
+
+    def generate(context, b, signature, arguments):
+        scores, keys, top = arguments
+        v = Vectors(b, signature.args[0].dtype)
+
+        def one_key(i, running):
+            return [v.max(s, m) for s, m in zip(v.load_all(v.row(scores, i)), running, strict=True)]
+
+        v.store_all(loop(b, keys, v.load_all(top), one_key), top)
+        return context.get_dummy_value()
+
+    return void(scores, index, scores), generate
+
+
+def _exp_tile(natural):
+    @intrinsic
+    def exp_tile(typingctx, scores, keys, old_top, top, total, change):
+        """scores = exp(scores - top); change = exp(old_top - top); total = total*change + sum; old_top = top."""
+
+        def generate(context, b, signature, arguments):
+            scores, keys, old_top, top, total, change = arguments
+            v = Vectors(b, signature.args[0].dtype)
+            new = v.load_all(top)
+            # A row that has seen nothing yet has top -inf: subtract 0, so that its scores stay -inf and not NaN.
+            base = [b.select(b.fcmp_ordered("==", m, v.const(float("-inf"))), v.const(0.0), m) for m in new]
+
+            def power(difference):
+                return v.exp2(b.fmul(difference, v.const(LOG2E)) if natural else difference)
+
+            def two_keys(i, sums):
+                sums = list(sums)
+                for r in range(2):
+                    row = at(b, v.row(scores, b.mul(i, ir.Constant(i64, 2))), r * v.rows)
+                    weights = [power(b.fsub(s, m)) for s, m in zip(v.load_all(row), base, strict=True)]
+                    v.store_all(weights, row)
+                    sums = [b.fadd(a, w) for a, w in zip(sums, weights, strict=True)]
+                return sums
+
+            sums = loop(b, b.sdiv(keys, ir.Constant(i64, 2)), [v.const(0.0)] * v.count, two_keys)
+            factors = [power(b.fsub(o, m)) for o, m in zip(v.load_all(old_top), base, strict=True)]
+            v.store_all([v.fma(t, c, s) for t, c, s in zip(v.load_all(total), factors, sums, strict=True)], total)
+            v.store_all(new, old_top)
+            v.store_all(factors, change)
+            return context.get_dummy_value()
+
+        return void(scores, index, scores, scores, scores, scores), generate
+
+    return exp_tile
+
+
+exp2_tile = _exp_tile(natural=False)  # scores are in units of log2: the factor log2(e) is in the query already
+exp_tile = _exp_tile(natural=True)
+
+
+@intrinsic
+def scale_rows(typingctx, output, dims, factor):
+    """output[dims, rows] *= factor[rows]"""
+
+    def generate(context, b, signature, arguments):
+        output, dims, factor = arguments
+        v = Vectors(b, signature.args[0].dtype)
+        factors = v.load_all(factor)
+
+        def one_dim(i, _):
+            row = v.row(output, i)
+            v.store_all([b.fmul(o, f) for o, f in zip(v.load_all(row), factors, strict=True)], row)
+            return []
+
+        loop(b, dims, [], one_dim)
+        return context.get_dummy_value()
+
+    return void(output, index, output), generate
+
+
+@intrinsic
+def mix_tile(typingctx, value, column, stride, weights, output, keys):
+    """output[n, rows] += value[keys, column:column+n]^T @ weights[keys, rows], n being the micro-tile's keys"""
+
+    def generate(context, b, signature, arguments):
+        value, column, stride, weights, output, keys = arguments
+        v = Vectors(b, signature.args[0].dtype)
+
+        def one_key(i, accumulators):
+            w, row, out = v.load_all(v.row(weights, i)), at(b, value, column, b.mul(i, stride)), []
+            for r in range(v.keys):
+                x = v.splat(b.load(at(b, row, r)))
+                out += [v.fma(x, w[c], accumulators[r * v.count + c]) for c in range(v.count)]
+            return out
+
+        start = [o for r in range(v.keys) for o in v.load_all(at(b, output, r * v.rows))]
+        total = loop(b, keys, start, one_key)
+        for r in range(v.keys):
+            v.store_all(total[r * v.count : (r + 1) * v.count], at(b, output, r * v.rows))
+        return context.get_dummy_value()
+
+    return void(value, index, index, value, value, index), generate
+
+
+def _weigh_tile(natural):
+    @intrinsic
+    def weigh_tile(typingctx, scores, keys, high, low, logs):
+        """logs = log2 of the weights = scores - logsumexp; scores = the weights.
+
+        logsumexp is high + low, both in the scores' unit: two numbers, so that large scores lose nothing.
+        """
+
+        def generate(context, b, signature, arguments):
+            scores, keys, high, low, logs = arguments
+            v = Vectors(b, signature.args[0].dtype)
+            big, small = v.load_all(high), v.load_all(low)
+
+            def one_key(i, _):
+                row = v.row(scores, i)
+                out = [b.fsub(b.fsub(s, h), r) for s, h, r in zip(v.load_all(row), big, small, strict=True)]
+                out = [b.fmul(x, v.const(LOG2E)) if natural else x for x in out]
+                v.store_all(out, v.row(logs, i))
+                v.store_all([v.exp2(x) for x in out], row)
+                return []
+
+            loop(b, keys, [], one_key)
+            return context.get_dummy_value()
+
+        return void(scores, index, scores, scores, scores), generate
+
+    return weigh_tile
+
+
+weigh2_tile = _weigh_tile(natural=False)
+weigh_tile = _weigh_tile(natural=True)
+
+
+@intrinsic
+def fold_tile(typingctx, weights, logs, keys, folds):
+    """folds[0] -= sum w*log2(w); folds[1] += sum w*k with k counted from the tile's first key; folds[2] += sum w."""
+
+    def generate(context, b, signature, arguments):
+        weights, logs, keys, folds = arguments
+        v = Vectors(b, signature.args[0].dtype)
+        n = v.count
+
+        def one_key(i, carried):
+            w, k = v.load_all(v.row(weights, i)), v.splat(b.sitofp(i, v.scalar))
+            # Hidden cells have weight 0 and logarithm -inf: 0 * -2000 is 0, as their share should be.
+            t = [v.max(x, v.const(-2000.0)) for x in v.load_all(v.row(logs, i))]
+            bits = [b.fsub(e, b.fmul(x, y)) for e, x, y in zip(carried[:n], w, t, strict=True)]
+            places = [v.fma(x, k, p) for p, x in zip(carried[n : 2 * n], w, strict=True)]
+            return bits + places + [b.fadd(m, x) for m, x in zip(carried[2 * n :], w, strict=True)]
+
+        start = [x for fold in range(3) for x in v.load_all(at(b, folds, fold * v.rows))]
+        out = loop(b, keys, start, one_key)
+        for fold in range(3):
+            v.store_all(out[fold * n : (fold + 1) * n], at(b, folds, fold * v.rows))
+        return context.get_dummy_value()
+
+    return void(weights, weights, index, weights), generate
+
+
+@intrinsic
+def finite_row(typingctx, row, count):
+    """Whether all of the numbers row[0 ... count-1] are finite: x*0 is NaN where x is not."""
+
+    def generate(context, b, signature, arguments):
+        row, count = arguments
+        v = Vectors(b, signature.args[0].dtype)
+        zero = v.const(0.0)
+        whole = b.sdiv(count, ir.Constant(i64, v.lanes))
+        sums = loop(b, whole, [zero], lambda i, c: [
+            v.fma(v.load(b.gep(row, [b.mul(i, ir.Constant(i64, v.lanes))])), zero, c[0])
+        ])  # fmt: skip
+        done = b.mul(whole, ir.Constant(i64, v.lanes))
+        rest = loop(b, b.sub(count, done), [ir.Constant(v.scalar, 0.0)], lambda i, c: [
+            b.fadd(c[0], b.fmul(b.load(b.gep(row, [b.add(done, i)])), ir.Constant(v.scalar, 0.0)))
+        ])  # fmt: skip
+        strange = b.fcmp_unordered("uno", sums[0], sums[0])
+        mask = b.bitcast(strange, ir.IntType(v.lanes))
+        some = b.icmp_unsigned("!=", mask, ir.Constant(ir.IntType(v.lanes), 0))
+        return b.not_(b.or_(some, b.fcmp_unordered("uno", rest[0], rest[0])))
+
+    return types.boolean(row, index), generate

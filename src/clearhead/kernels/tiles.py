@@ -1,0 +1,266 @@
+"""One tile of scores, shared by every kernel: pick up the queries, score them with some keys, hide what is hidden.
+
+``Inputs`` is the problem as places and numbers; ``Scratch`` the few tens of kilobytes that a thread works in.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from clearhead.kernels.cache import kernel
+from clearhead.kernels.microkernels import (
+    add_tile,
+    cap_tile,
+    hide_outside,
+    hide_tile,
+    score_tile,
+    slope_tile,
+    top_tile,
+)
+from clearhead.kernels.target import host
+from clearhead.kernels.vectors import LOG2E, address_of, pointer, widen
+
+BLOCK = 128  # keys in a tile: with 48 queries, scores take 24 KB and stay in the first-level cache
+HIDDEN, PARTLY, WHOLLY = 0, 1, 2  # how much of a tile its queries may see
+
+
+class Strided(NamedTuple):
+    """An array (batch, a, b, c) of any strides, as the kernels see it: one type for every memory layout.
+
+    Element (n, i, j, k) lies ``offset[n] + i*steps[0] + j*steps[1] + k*steps[2]`` elements from ``address``.
+    ``like`` is an array of one element of its type: float32, float64, bool, int64, or 16 bits as uint16 (bfloat16) and
+    int16 (float16). ``size`` 0: there is none.
+    """
+
+    like: NDArray[Any]
+    address: int
+    offset: NDArray[np.int64]
+    steps: tuple[int, int, int]
+    size: int
+
+
+class Inputs(NamedTuple):
+    """A problem in the kernels' terms. What is optional has size 0, a softcap of 0 is none.
+
+    query, key, value : (batch, heads, tokens, dim). start, stop : (batch, heads, queries, 1), the first visible key and
+    one past the last; (0, 0) sees nothing. allowed, bias : (batch, heads, queries, keys).
+    slopes, sinks : (heads,). scale : of q.k. offset : of query 0 among the keys. micro : keys in a micro-tile.
+    """
+
+    query: Strided
+    key: Strided
+    value: Strided
+    start: Strided
+    stop: Strided
+    allowed: Strided
+    bias: Strided
+    slopes: NDArray[np.float64]
+    sinks: NDArray[np.float64]
+    scale: float
+    softcap: float
+    offset: int
+    heads: int
+    group: int
+    queries: int
+    keys: int
+    dim: int
+    value_dim: int
+    micro: int
+
+
+class Scratch(NamedTuple):
+    """What one thread needs beside the inputs and outputs; tiles are (keys, rows), one query a column."""
+
+    query: NDArray[Any]  # (dim, rows), scaled
+    scores: NDArray[Any]  # (BLOCK, rows)
+    extra: NDArray[Any]  # (BLOCK, rows): bias, or the weights' logarithms
+    output: NDArray[Any]  # (value dim, rows)
+    key: NDArray[Any]  # (BLOCK, dim), where keys cannot be read in place
+    value: NDArray[Any]  # (BLOCK, value dim), likewise
+    lanes: NDArray[Any]  # (10, rows): one number for each query, named below
+    visible: NDArray[np.uint8]  # (BLOCK, rows)
+    bounds: NDArray[np.int32]  # (2, rows): start, stop
+    queries: NDArray[np.int64]  # (rows,): which queries the lanes hold
+
+
+TOP, OLD_TOP, TOTAL, CHANGE, POSITION, HIGH, LOW, FOLDS = range(8)  # of Scratch.lanes; there are three folds
+
+
+def scratch(dtype: DTypeLike, dim: int, value_dim: int) -> Scratch:
+    """Room for one thread computing in ``dtype``; rows begin on cache lines."""
+    target = host()
+    rows, columns = target.rows(dtype), -(-value_dim // target.keys) * target.keys
+    dim = max(dim, 1)
+
+    def room(shape: tuple[int, ...], kind: DTypeLike = dtype) -> NDArray[Any]:
+        size = int(np.prod(shape)) * np.dtype(kind).itemsize
+        raw = np.zeros(size + 64, np.uint8)
+        start = -raw.ctypes.data % 64
+        return raw[start : start + size].view(kind).reshape(shape)
+
+    return Scratch(
+        room((dim, rows)),
+        room((BLOCK, rows)),
+        room((BLOCK, rows)),
+        room((columns, rows)),
+        room((BLOCK, dim)),
+        room((BLOCK, columns)),
+        room((10, rows)),
+        room((BLOCK, rows), np.uint8),
+        room((2, rows), np.int32),
+        room((rows,), np.int64),
+    )
+
+
+@kernel
+def row_of(array, batch, first, second):
+    """A pointer to element (batch, first, second, 0)."""
+    offset = array.offset[batch] + first * array.steps[0] + second * array.steps[1]
+    return address_of(array.address, offset, array.like)
+
+
+@kernel
+def in_place(array, stored_like):
+    """Whether its rows can be read as they lie: elements side by side, in the type that is computed in."""
+    return array.like.itemsize == stored_like.itemsize and array.steps[2] == 1
+
+
+@kernel
+def is_natural(x):
+    """Whether scores must be in natural units (they are bent or added to) instead of units of log2."""
+    return x.softcap > 0 or x.bias.size > 0 or x.slopes.size > 0
+
+
+@kernel
+def take_tile(x, w, tile):
+    """w.queries = the queries of this tile; how many."""
+    rows = len(w.queries)
+    here = min(rows, x.queries - tile * rows)
+    for r in range(here):
+        w.queries[r] = tile * rows + r
+    return here
+
+
+@kernel
+def load_queries(x, w, batch, head, here):
+    """Put w.queries[:here] into the lanes, transposed and scaled, with the keys each may see.
+
+    Returns (low, high, full_low, full_high): keys outside low ... high-1 are hidden from all of them, keys in
+    full_low ... full_high-1 from none.
+    """
+    lanes = len(w.queries)
+    scale = x.scale if is_natural(x) else x.scale * LOG2E
+    factor = w.scores.dtype.type(scale)
+    low, high, full_low, full_high = x.keys, 0, 0, x.keys
+    if x.dim == 0:
+        w.query[0, :] = 0
+    for r in range(here):
+        i = w.queries[r]
+        row, step = row_of(x.query, batch, head, i), x.query.steps[2]
+        for d in range(x.dim):
+            w.query[d, r] = widen(row[d * step]) * factor
+        start, stop = row_of(x.start, batch, head, i)[0], row_of(x.stop, batch, head, i)[0]
+        w.bounds[0, r], w.bounds[1, r] = start, stop
+        w.lanes[POSITION, r] = i + x.offset
+        if stop > start:
+            low, high = min(low, start), max(high, stop)
+        full_low, full_high = max(full_low, start), min(full_high, stop)
+    # Lanes without a query see what the first one sees, so that they cost no tile its wholeness.
+    for r in range(here, lanes):
+        w.query[:, r] = 0
+        w.bounds[0, r], w.bounds[1, r] = w.bounds[0, 0], w.bounds[1, 0]
+        w.lanes[POSITION, r] = 0
+    return low, high, full_low, full_high
+
+
+@kernel
+def score_keys(x, w, batch, head, here, first, keys, full_low, full_high):
+    """Scores of the loaded queries with keys first ... first+keys-1, raising TOP; how much of the tile is visible.
+
+    w.scores then holds -inf where a key is hidden; where the result is HIDDEN it holds nothing.
+    """
+    rows = len(w.queries)
+    padded = (keys + x.micro - 1) // x.micro * x.micro
+    shown = WHOLLY if first >= full_low and first + padded <= full_high else PARTLY
+    if x.allowed.size:
+        shown = min(shown, gather_allowed(x, w, batch, head, here, first, keys))
+        if shown == HIDDEN:
+            return HIDDEN
+    direct = shown == WHOLLY and not is_natural(x)
+    top, scores = pointer(w.lanes, TOP * rows), pointer(w.scores, 0)
+    # Scores that will still change raise a top that nobody reads.
+    raised = top if direct else pointer(w.lanes, CHANGE * rows)
+    if in_place(x.key, w.scores) and x.dim > 0 and first + padded <= x.keys:
+        offset = x.key.offset[batch] + head // x.group * x.key.steps[0] + first * x.key.steps[1]
+        where = address_of(x.key.address, offset, w.scores)
+        score_tile(where, x.key.steps[1], pointer(w.query, 0), scores, x.dim, padded, raised)
+    else:
+        copy_rows(x.key, batch, head // x.group, first, keys, x.dim, w.key)
+        w.key[keys:padded] = 0
+        if x.dim == 0:
+            w.key[:padded] = 0
+        score_tile(pointer(w.key, 0), w.key.shape[1], pointer(w.query, 0), scores, max(x.dim, 1), padded, raised)
+    if direct:
+        return WHOLLY
+    if x.softcap > 0:
+        cap_tile(scores, padded, w.scores.dtype.type(x.softcap))
+    if x.bias.size:
+        gather_bias(x, w, batch, head, here, first, keys)
+        add_tile(scores, padded, pointer(w.extra, 0))
+    if x.slopes.size:
+        slope = w.scores.dtype.type(x.slopes[head])
+        slope_tile(scores, padded, first, pointer(w.lanes, POSITION * rows), slope)
+    if shown == PARTLY:
+        hide_outside(scores, padded, first, pointer(w.bounds, 0), pointer(w.bounds, rows))
+        if x.allowed.size:
+            hide_tile(scores, keys, pointer(w.visible, 0))
+    top_tile(scores, padded, top)
+    return PARTLY if x.bias.size else shown
+
+
+@kernel
+def copy_rows(array, batch, head, first, count, dim, out):
+    """out[:count, :dim] = rows first ... first+count-1, as numbers to compute with."""
+    step = array.steps[2]
+    for j in range(count):
+        row = row_of(array, batch, head, first + j)
+        if step == 1:
+            for i in range(dim):
+                out[j, i] = widen(row[i])
+        else:
+            for i in range(dim):
+                out[j, i] = widen(row[i * step])
+
+
+@kernel
+def gather_allowed(x, w, batch, head, here, first, keys):
+    """The boolean mask's tile, turned so that queries lie along the lanes; how much of it is visible."""
+    step, count = x.allowed.steps[2], 0
+    for r in range(here):
+        row = row_of(x.allowed, batch, head, w.queries[r])
+        for j in range(keys):
+            seen = np.uint8(row[(first + j) * step])
+            w.visible[j, r] = seen
+            count += seen
+    for r in range(here, len(w.queries)):
+        w.visible[:keys, r] = w.visible[:keys, 0]
+    if count == 0:
+        return HIDDEN
+    return WHOLLY if count == keys * here else PARTLY
+
+
+@kernel
+def gather_bias(x, w, batch, head, here, first, keys):
+    """The bias's tile, turned likewise. A finite number too large for the type computed in stays finite."""
+    step = x.bias.steps[2]
+    limit = np.finfo(w.scores.dtype).max
+    for r in range(here):
+        row = row_of(x.bias, batch, head, w.queries[r])
+        for j in range(keys):
+            number = widen(row[(first + j) * step])
+            if -np.inf < number < np.inf:
+                number = min(max(number, -limit), limit)
+            w.extra[j, r] = number
+    for r in range(here, len(w.queries)):
+        w.extra[:keys, r] = 0

@@ -1,0 +1,218 @@
+"""LLVM vectors inside Numba: the words in which the micro-kernels are written.
+
+``Vectors`` is a small vocabulary (load, store, fma, exp2, select ...) for one element type on this machine;
+``loop`` is a counted loop whose carried values stay in registers. ``pointer`` and ``address_of`` say where a number
+lies, and ``widen`` turns a stored number into the type that is computed in.
+"""
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from clearhead.kernels.target import host
+
+i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+LOG2E = 1.4426950408889634074
+LN2 = 0.69314718055994530942
+
+# 2**f = 1 + f*(c0 + f*(c1 + ...)), minimax in relative error on [-1/2, 1/2]: highest power first. Degree 6 errs by
+# 2.6e-9 (float32 rounds at 6e-8), degree 11 by 1.8e-17 (float64 rounds at 1.1e-16).
+EXP2_FLOAT32 = (1.55946781613266193e-4, 1.34066439023517592e-3, 9.61769297299306232e-3, 5.55031055101379717e-2,
+                2.40226527828877374e-1, 6.93147214968027899e-1)  # fmt: skip
+EXP2_FLOAT64 = (4.07807192958833667e-10, 7.07257041281442351e-9, 1.01806476592341389e-7, 1.32154426753298221e-6,
+                1.52527273851938682e-5, 1.54035304415721303e-4, 1.33335581534399647e-3, 9.61812910760700238e-3,
+                5.55041086647903946e-2, 2.4022650695910098e-1, 6.93147180559945697e-1)  # fmt: skip
+
+
+class Vectors:
+    """Vector operations on ``float32`` or ``float64``, as wide as this machine's registers."""
+
+    def __init__(self, builder, dtype):
+        self.b = builder
+        wide = dtype == types.float64
+        if not wide and dtype != types.float32:
+            raise TypeError(f"kernels compute in float32 and float64, not {dtype}")
+        self.scalar = ir.DoubleType() if wide else ir.FloatType()
+        self.size = 8 if wide else 4
+        self.lanes = host().lanes(f"f{self.size}")
+        self.count = host().vectors
+        self.rows = self.lanes * self.count
+        self.keys = host().keys
+        self.vector = ir.VectorType(self.scalar, self.lanes)
+        self.integer = i64 if wide else i32
+        self.integers = ir.VectorType(self.integer, self.lanes)
+        self.indices = ir.VectorType(i32, self.lanes)
+        self.mantissa, self.bias = (52, 1023) if wide else (23, 127)
+        self.exp2_powers = EXP2_FLOAT64 if wide else EXP2_FLOAT32
+
+    # constants and broadcasts
+
+    def const(self, number):
+        return ir.Constant(self.vector, [ir.Constant(self.scalar, number)] * self.lanes)
+
+    def ints(self, number):
+        return ir.Constant(self.integers, [number] * self.lanes)
+
+    def splat(self, number):
+        kind = ir.VectorType(number.type, self.lanes)
+        undefined = ir.Constant(kind, ir.Undefined)
+        one = self.b.insert_element(undefined, number, ir.Constant(i32, 0))
+        return self.b.shuffle_vector(one, undefined, ir.Constant(self.indices, [0] * self.lanes))
+
+    # memory
+
+    def load(self, address):
+        value = self.b.load(self.b.bitcast(address, self.vector.as_pointer()))
+        value.align = self.size
+        return value
+
+    def store(self, value, address):
+        self.b.store(value, self.b.bitcast(address, self.vector.as_pointer())).align = self.size
+
+    def load_all(self, address):
+        """The vectors of one row of a tile."""
+        return [self.load(at(self.b, address, v * self.lanes)) for v in range(self.count)]
+
+    def store_all(self, values, address):
+        for v, value in enumerate(values):
+            self.store(value, at(self.b, address, v * self.lanes))
+
+    def load_indices(self, address):
+        value = self.b.load(self.b.bitcast(address, self.indices.as_pointer()))
+        value.align = 4
+        return value
+
+    def load_bytes(self, address):
+        value = self.b.load(self.b.bitcast(address, ir.VectorType(i8, self.lanes).as_pointer()))
+        value.align = 1
+        return value
+
+    def row(self, address, index, of=None):
+        """The address of row ``index`` of a tile (or of ``of`` elements a row)."""
+        stride = ir.Constant(i64, self.rows) if of is None else of
+        return self.b.gep(address, [self.b.mul(index, stride)])
+
+    # arithmetic
+
+    def fma(self, x, y, z):
+        """x*y + z in one rounding where the machine can."""
+        kind = ir.FunctionType(self.vector, [self.vector] * 3)
+        name = f"llvm.fmuladd.v{self.lanes}f{self.size * 8}"
+        return self.b.call(cgutils.get_or_insert_function(self.b.module, kind, name), [x, y, z])
+
+    def abs(self, x):
+        kind = ir.FunctionType(self.vector, [self.vector])
+        name = f"llvm.fabs.v{self.lanes}f{self.size * 8}"
+        return self.b.call(cgutils.get_or_insert_function(self.b.module, kind, name), [x])
+
+    def max(self, x, y):
+        """The larger; y where x is NaN."""
+        return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)
+
+    def split_exp2(self, x):
+        """(2**f - 1, 2**n) with x = n + f, n whole, |f| <= 1/2: meant for x within the exponent's range."""
+        magic = self.const(1.5 * 2.0**self.mantissa)
+        shifted = self.b.fadd(x, magic)
+        f = self.b.fsub(x, self.b.fsub(shifted, magic))
+        p = self.const(self.exp2_powers[0])
+        for c in self.exp2_powers[1:]:
+            p = self.fma(p, f, self.const(c))
+        n = self.b.add(self.b.bitcast(shifted, self.integers), self.ints(self.bias))
+        return f, p, self.b.bitcast(self.b.shl(n, self.ints(self.mantissa)), self.vector)
+
+    def exp2(self, x):
+        """2**x for x <= 0; exactly 0 where the result would be subnormal; NaN stays NaN."""
+        f, p, power = self.split_exp2(x)
+        value = self.b.fmul(self.fma(p, f, self.const(1.0)), power)
+        normal = self.b.fcmp_unordered(">=", x, self.const(1.0 - self.bias))
+        return self.b.select(normal, value, self.const(0.0))
+
+    def tanh(self, x):
+        """(e - 1) / (e + 1) with e = exp(2x), through expm1, which keeps small x exact to rounding."""
+        far = 10.0 if self.size == 4 else 20.0
+        y = self.max(x, self.const(-far))
+        y = self.b.select(self.b.fcmp_ordered(">", y, self.const(far)), self.const(far), y)
+        f, p, power = self.split_exp2(self.b.fmul(y, self.const(2.0 * LOG2E)))
+        e = self.fma(self.b.fmul(p, f), power, self.b.fsub(power, self.const(1.0)))
+        t = self.b.fdiv(e, self.b.fadd(e, self.const(2.0)))
+        return self.b.select(self.b.fcmp_unordered("uno", x, x), x, t)
+
+
+def at(builder, address, *offsets):
+    for offset in offsets:
+        address = builder.gep(address, [ir.Constant(i64, offset) if isinstance(offset, int) else offset])
+    return address
+
+
+def loop(builder, count, carried, body):
+    """for i in range(count): carried = body(i, carried). Returns what is carried out, also when count is 0."""
+    b, before = builder, builder.block
+    test, block, after = (b.function.append_basic_block(name) for name in ("test", "loop", "after"))
+    b.branch(test)
+    b.position_at_end(test)
+    i = b.phi(i64)
+    i.add_incoming(ir.Constant(i64, 0), before)
+    phis = []
+    for value in carried:
+        phi = b.phi(value.type)
+        phi.add_incoming(value, before)
+        phis.append(phi)
+    b.cbranch(b.icmp_signed("<", i, count), block, after)
+    b.position_at_end(block)
+    new = body(i, list(phis))
+    i.add_incoming(b.add(i, ir.Constant(i64, 1)), b.block)
+    for phi, value in zip(phis, new, strict=True):
+        phi.add_incoming(value, b.block)
+    b.branch(test)
+    b.position_at_end(after)
+    return phis
+
+
+@intrinsic
+def pointer(typingctx, array, offset):
+    """The address of the element ``offset`` elements after the first of a contiguous array."""
+
+    def generate(context, builder, signature, arguments):
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        return builder.gep(data, [arguments[1]])
+
+    return types.CPointer(array.dtype)(array, types.int64), generate
+
+
+@intrinsic
+def address_of(typingctx, address, offset, like):
+    """The number ``address`` as a pointer to elements of the type of the array ``like``, ``offset`` elements further."""
+
+    def generate(context, builder, signature, arguments):
+        kind = context.get_data_type(signature.args[2].dtype).as_pointer()
+        return builder.gep(builder.inttoptr(arguments[0], kind), [arguments[1]])
+
+    return types.CPointer(like.dtype)(types.int64, types.int64, like), generate
+
+
+@intrinsic
+def widen(typingctx, number):
+    """A stored number as one to compute with: uint16 holds a bfloat16, int16 a float16, the others themselves.
+
+    Shifted left by 16, a bfloat16 is a float32. A float16's exponent and mantissa, shifted left by 13, are a float32
+    that is too small by 2**112; infinity and NaN need the top exponent set.
+    """
+    if number in (types.float32, types.float64):
+        return number(number), lambda context, builder, signature, arguments: arguments[0]
+    half = number == types.int16
+
+    def generate(context, b, signature, arguments):
+        bits = b.zext(arguments[0], i32)
+        if not half:
+            return b.bitcast(b.shl(bits, ir.Constant(i32, 16)), ir.FloatType())
+        size = b.shl(b.and_(bits, ir.Constant(i32, 0x7FFF)), ir.Constant(i32, 13))
+        value = b.fmul(b.bitcast(size, ir.FloatType()), ir.Constant(ir.FloatType(), 2.0**112))
+        special = b.icmp_unsigned(">=", size, ir.Constant(i32, 0x7C00 << 13))
+        value = b.select(special, b.or_(size, ir.Constant(i32, 0x7F800000)), b.bitcast(value, i32))
+        sign = b.shl(b.and_(bits, ir.Constant(i32, 0x8000)), ir.Constant(i32, 16))
+        return b.bitcast(b.or_(value, sign), ir.FloatType())
+
+    if number not in (types.int16, types.uint16):
+        return None
+    return types.float32(number), generate

