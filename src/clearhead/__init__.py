@@ -15,7 +15,7 @@ from clearhead.core import create_qkv, softmax
 from clearhead.state import State, merge
 
 if TYPE_CHECKING:
-    from clearhead.attention import attention, attention_state, attention_weights, scaled_dot_product_attention
+    from clearhead.attend import attention, attention_state, attention_weights, scaled_dot_product_attention
     from clearhead.kernels.threads import get_num_threads, set_num_threads
     from clearhead.weights import AttentionWeights
 
@@ -23,10 +23,10 @@ __version__ = "0.1.0"
 
 # What needs Numba is loaded when first asked for (PEP 562): importing Clearhead costs NumPy alone.
 _ON_FIRST_USE = {
-    "attention": "clearhead.attention",
-    "attention_state": "clearhead.attention",
-    "attention_weights": "clearhead.attention",
-    "scaled_dot_product_attention": "clearhead.attention",
+    "attention": "clearhead.attend",
+    "attention_state": "clearhead.attend",
+    "attention_weights": "clearhead.attend",
+    "scaled_dot_product_attention": "clearhead.attend",
     "AttentionWeights": "clearhead.weights",
     "get_num_threads": "clearhead.kernels.threads",
     "set_num_threads": "clearhead.kernels.threads",

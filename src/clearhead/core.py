@@ -115,8 +115,10 @@ def match(score: Score, q: Floats, k: Floats, head: int) -> Floats:
             return np.asarray(q @ (weight if weight.ndim == 2 else weight[head]).astype(q.dtype) @ k.T)
         case Additive(query_weight, key_weight, vector):
             asked, offered = q @ query_weight.astype(q.dtype), k @ key_weight.astype(q.dtype)
-            return np.stack([np.tanh(row + offered) @ vector.astype(q.dtype) for row in asked]) if len(q) else (
-                np.zeros((0, len(k)), q.dtype)
+            return (
+                np.stack([np.tanh(row + offered) @ vector.astype(q.dtype) for row in asked])
+                if len(q)
+                else (np.zeros((0, len(k)), q.dtype))
             )
 
 

@@ -25,9 +25,7 @@ GRAIN = 4_000_000
 def forward(plan: Plan) -> tuple[Floats, Floats]:
     """(output (batch, heads, queries, value dim) in the compute dtype, logsumexp (batch, heads, queries) float64)."""
     extent = plan.problem.extent
-    output = np.zeros(
-        (extent.batch, extent.heads, extent.queries, plan.inputs.value_dim), plan.problem.compute_dtype
-    )
+    output = np.zeros((extent.batch, extent.heads, extent.queries, plan.inputs.value_dim), plan.problem.compute_dtype)
     logsumexp = np.full((*output.shape[:-1], 1), -np.inf)
     _each_tile(plan, attend, (strided(output), strided(logsumexp)))
     return output, logsumexp[..., 0]
@@ -38,9 +36,7 @@ def measure(plan: Plan, logsumexp: Floats, sink: int, aligned: int) -> Floats:
     extent = plan.problem.extent
     out = np.zeros((extent.batch, extent.heads, extent.queries, measure_kernels.MEASURES))
 
-    def run(
-        x: Inputs, w: Scratch, first: int, last: int, logs: Strided, measured: Strided, shift: int = 0
-    ) -> None:
+    def run(x: Inputs, w: Scratch, first: int, last: int, logs: Strided, measured: Strided, shift: int = 0) -> None:
         measure_kernels.measure_rows(x, w, first, last, logs, sink, aligned + shift, measured)
 
     _each_tile(plan, run, (strided(logsumexp[..., None]), strided(out)), shifted=True)
@@ -81,7 +77,11 @@ def _each_tile(plan: Plan, run: Callable[..., None], results: tuple[Strided, ...
     rows = host().rows(plan.problem.compute_dtype)
     if not plan.by_block:
         items = extent.batch * extent.heads * -(-extent.queries // rows)
-        share(lambda first, last: run(plan.inputs, room.here(), first, last, *results), items, _grain(plan, items))
+        share(
+            lambda first, last: run(plan.inputs, room.here(), first, last, *results),
+            items,
+            _grain(plan, items),
+        )
         return
     places = list(blocks(plan))
 

@@ -98,9 +98,7 @@ class Mask:
         self.check(extent)
         batch, head = np.arange(extent.batch), np.arange(heads)
         query, key = np.arange(queries), np.arange(keys)
-        cells = Cells(
-            batch[:, None, None, None], head[:, None, None], query[:, None], key
-        )
+        cells = Cells(batch[:, None, None, None], head[:, None, None], query[:, None], key)
         full = np.broadcast_to(self.visible(cells, extent), (extent.batch, heads, queries, keys))
         return full.reshape(queries, keys) if heads == 1 and not lead else full.reshape(extent.shape)
 
@@ -231,7 +229,10 @@ class Lengths(_IntervalMask):
     queries: Ints | None = None
 
     def check(self, extent: Extent) -> None:
-        for name, lengths, block in (("keys", self.keys, extent.keys), ("queries", self.queries, extent.queries)):
+        for name, lengths, block in (
+            ("keys", self.keys, extent.keys),
+            ("queries", self.queries, extent.queries),
+        ):
             if lengths is None:
                 continue
             _check_broadcast(f"lengths({name}=...)", lengths.shape, extent.lead, "the leading axes")
@@ -256,7 +257,10 @@ class Documents(Mask):
     key: Ints
 
     def check(self, extent: Extent) -> None:
-        for name, ids, tokens in (("query_ids", self.query, extent.queries), ("key_ids", self.key, extent.keys)):
+        for name, ids, tokens in (
+            ("query_ids", self.query, extent.queries),
+            ("key_ids", self.key, extent.keys),
+        ):
             if ids.shape[-1] != tokens:
                 raise ValueError(f"documents: {name} names {ids.shape[-1]} tokens, there are {tokens}")
             _check_broadcast(f"documents: {name}", ids.shape[:-1], extent.lead, "the leading axes")
@@ -295,8 +299,12 @@ class Spans(_IntervalMask):
 
     def check(self, extent: Extent) -> None:
         for name, bound in (("start", self.start), ("stop", self.stop)):
-            _check_broadcast(f"intervals: {name}", bound.shape, (*extent.lead, extent.heads, extent.queries),
-                             "(..., heads, queries)")
+            _check_broadcast(
+                f"intervals: {name}",
+                bound.shape,
+                (*extent.lead, extent.heads, extent.queries),
+                "(..., heads, queries)",
+            )
 
     def intervals(self, extent: Extent) -> Intervals:
         return self.start, self.stop
@@ -325,7 +333,9 @@ class Function(Mask):
 
     def visible(self, cells: Cells, extent: Extent) -> Bools:
         index = np.broadcast_arrays(cells.batch, cells.head, cells.query, cells.key)
-        return np.vectorize(self.function, otypes=[np.bool_])(*index) if index[0].size else np.ones(index[0].shape, bool)
+        return (
+            np.vectorize(self.function, otypes=[np.bool_])(*index) if index[0].size else np.ones(index[0].shape, bool)
+        )
 
 
 def causal(align: Align = None) -> Mask:
@@ -363,8 +373,10 @@ def lengths(keys: ArrayLike, queries: ArrayLike | None = None) -> Mask:
     >>> lengths([2, 0]).dense(queries=1, keys=3, lead=(2,)).astype(int).tolist()
     [[[[1, 1, 0]]], [[[0, 0, 0]]]]
     """
-    return Lengths(_integers("lengths(keys=...)", keys),
-                   None if queries is None else _integers("lengths(queries=...)", queries))
+    return Lengths(
+        _integers("lengths(keys=...)", keys),
+        None if queries is None else _integers("lengths(queries=...)", queries),
+    )
 
 
 def documents(query_ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
@@ -450,8 +462,15 @@ def _check_broadcast(what: str, shape: tuple[int, ...], target: tuple[int, ...],
         raise ValueError(f"{what} has shape {shape}, which does not broadcast to {meaning} = {target}")
 
 
-def _at(values: NDArray[Any], shape: tuple[int, ...], cells: Cells, extent: Extent, *, head: bool = True,
-        axis: Literal["query", "key"] = "query") -> NDArray[Any]:
+def _at(
+    values: NDArray[Any],
+    shape: tuple[int, ...],
+    cells: Cells,
+    extent: Extent,
+    *,
+    head: bool = True,
+    axis: Literal["query", "key"] = "query",
+) -> NDArray[Any]:
     """values, broadcast to (*lead, heads or 1, tokens), looked up at each cell."""
     full = np.broadcast_to(values, shape)
     lead = np.unravel_index(cells.batch, extent.lead) if extent.lead else ()

@@ -75,7 +75,5 @@ def measure_rows(plan: Plan, logsumexp: NDArray[Any], names: tuple[str, ...], si
     aligned = extent.offset(align, f"measure({sorted(positional)[0]!r})") if positional else 0
     everything = launch.measure(plan, logsumexp, sink, aligned)
     shape = (*extent.lead, extent.heads, extent.queries)
-    values = {
-        name: problem.as_given(everything[..., ROW_MEASURES.index(name)].reshape(shape), -2) for name in names
-    }
+    values = {name: problem.as_given(everything[..., ROW_MEASURES.index(name)].reshape(shape), -2) for name in names}
     return Measures(values, problem.as_given(~np.isneginf(logsumexp).reshape(shape), -2))

@@ -31,7 +31,7 @@ HIDDEN = "#eef0f4"  # cells of weight exactly 0: hidden, or too light for a numb
 
 
 def resolution(size: int, tokens: int) -> int:
-    """How many rows and columns to pool a map of ``tokens`` x ``tokens`` to, for a picture ``size`` pixels wide.
+    """How many rows and columns to pool a map of so many tokens to, for a picture ``size`` pixels wide.
 
     One per pixel of the room that is left for the map, and never more than there are tokens.
     """
@@ -51,17 +51,19 @@ def draw(
     Parameters
     ----------
     map : array (rows, columns)
-        Mean weights, as from ``weights.pooled(rows, columns)``; :func:`resolution` says how many suit the size.
+        Mean weights, as from ``weights.pooled(rows, columns)``; :func:`resolution` says how many suit the
+        size.
     tokens : sequence of str, or int
         The text's tokens, or how many there are. Up to 64 stand beside the axes; longer texts show positions.
     size : int
         Width of the picture in pixels; it is nearly square. (An SVG has the same proportions.)
 
-    Returns the path. Each pixel shows the mean weight of the part of the matrix that it covers, on a logarithmic
-    scale: maps of long texts hold weights from 1 down to a millionth.
+    Returns the path. Each pixel shows the mean weight of the part of the matrix that it covers, on a
+    logarithmic scale: maps of long texts hold weights from 1 down to a millionth.
 
-    Raises ValueError for another suffix, a map that is not 2-D or not finite, or a picture of less than 300 pixels;
-    ImportError where matplotlib is missing; OSError as the file system does. The file is whole or not there.
+    Raises ValueError for another suffix, a map that is not 2-D or not finite, or a picture of less than 300
+    pixels; ImportError where matplotlib is missing; OSError as the file system does. The file is whole or not
+    there.
 
     >>> draw(np.tril(np.full((3, 3), 0.5)), "map.png", tokens=["a", "b", "c"])          # doctest: +SKIP
     """
@@ -118,24 +120,25 @@ def _figure(rows: NDArray[np.float64], size: int, tokens: int) -> tuple[Figure, 
 
 
 def spread(rows: NDArray[np.float64], side: int) -> NDArray[np.float64]:
-    """The map on ``side`` x ``side`` pixels: each has the mean of the cells that it covers, by the area it covers.
+    """The map on ``side`` x ``side`` pixels: each has the mean of the cells it covers, by area.
 
     >>> spread(np.array([[0.0, 3.0, 6.0]]), 2).tolist()
     [[1.0, 5.0], [1.0, 5.0]]
     """
     down, across = (_shares(cells, side) for cells in rows.shape)
-    return down @ rows @ across.T
+    return np.asarray(down @ rows @ across.T)
 
 
 def _shares(cells: int, side: int) -> NDArray[np.float64]:
     """(side, cells): which part of each pixel lies in each cell."""
     edges, cell = np.linspace(0, cells, side + 1), np.arange(cells)
     covered = np.minimum(edges[1:, None], cell + 1) - np.maximum(edges[:-1, None], cell)
-    return np.maximum(covered, 0) * (side / cells)
+    return np.asarray(np.maximum(covered, 0) * (side / cells))
 
 
 def _show(figure: Figure, axes: Axes, rows: NDArray[np.float64], tokens: int) -> None:
     from matplotlib.colors import LogNorm
+    from matplotlib.ticker import FuncFormatter
 
     top = float(rows.max())
     pixels = spread(rows, round(axes.get_window_extent().width))
@@ -151,19 +154,19 @@ def _show(figure: Figure, axes: Axes, rows: NDArray[np.float64], tokens: int) ->
     box = axes.get_position()
     bar = figure.colorbar(image, cax=figure.add_axes((box.x1 + 0.022, box.y0, 0.016, box.height)))
     bar.set_label("mean weight", color=INK, fontsize=10)
-    bar.formatter = lambda value, _: f"{value:g}"
+    bar.formatter = FuncFormatter(lambda value, _: f"{value:g}")
     bar.ax.tick_params(labelsize=8.5, color=FAINT, labelcolor=INK, length=3)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     bar.ax.minorticks_off()
 
 
 def _floor(rows: NDArray[np.float64]) -> float:
-    """The weight at which colour begins: a tenth of what an evenly spread row has, and at most five decades down."""
+    """Where colour begins: at a tenth of what an evenly spread row has, at most five decades down."""
     return float(np.clip(0.1 / rows.shape[1], rows.max() * 1e-5, rows.max() / 10))
 
 
 def _colours() -> Any:
-    """From near black through violet and orange to light yellow: few bright cells stand out on a dark ground."""
+    """From near black through violet and orange to light yellow: few bright cells stand out in the dark."""
     from matplotlib.colors import LinearSegmentedColormap
 
     stops = ["#0b0d1a", "#1d1f4d", "#4a2a80", "#8f2f86", "#d4476b", "#f4854e", "#fcc65d", "#fcfbd0"]
@@ -180,7 +183,7 @@ def _label(axes: Axes, tokens: list[str], shape: tuple[int, ...], count: int) ->
     left, _, _, bottom = _margin(count)
     box = axes.get_window_extent()
     axes.xaxis.set_label_coords(0.5, -(bottom - 22) / box.height)
-    axes.yaxis.set_label_coords(-(left - 16) / box.width, 0.5)
+    axes.yaxis.set_label_coords(-(left - 22) / box.width, 0.5)
     axes.tick_params(length=3, color=FAINT, labelcolor=INK, labelsize=8.5)
     for side in axes.spines.values():
         side.set_visible(False)
@@ -208,7 +211,7 @@ def readable(token: str, longest: int = 10) -> str:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    """Write to a temporary name, then rename. Characters that no font has are drawn as boxes, without a warning."""
+    """Write to a temporary name, then rename. Characters that no font has are drawn as boxes."""
     import warnings
 
     temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")

@@ -121,7 +121,9 @@ def general(
     """
     weight = _floats("general: weight", weight)
     if weight.ndim not in (2, 3):
-        raise ValueError(f"general: weight must be (query dim, key dim) or (heads, query dim, key dim), got {weight.shape}")
+        raise ValueError(
+            f"general: weight must be (query dim, key dim) or (heads, query dim, key dim), got {weight.shape}"
+        )
     return _score(General(weight), scale, softcap, bias, alibi, align, function, sinks)
 
 
@@ -143,7 +145,10 @@ def additive(
     Modifiers as in :func:`dot`. Bahdanau et al. 2015, *Neural Machine Translation by Jointly Learning to Align and
     Translate*, appendix A.1.2: W_a, U_a and v_a are ``query_weight``, ``key_weight`` (both transposed) and ``vector``.
     """
-    query_weight, key_weight = _floats("additive: query_weight", query_weight), _floats("additive: key_weight", key_weight)
+    query_weight, key_weight = (
+        _floats("additive: query_weight", query_weight),
+        _floats("additive: key_weight", key_weight),
+    )
     vector = _floats("additive: vector", vector)
     hidden = {query_weight.shape[-1:], key_weight.shape[-1:], vector.shape[-1:]}
     if (query_weight.ndim, key_weight.ndim, vector.ndim) != (2, 2, 1) or len(hidden) != 1:
@@ -202,6 +207,10 @@ def _score(
 def _floats(name: str, values: ArrayLike) -> Floats:
     values = np.asarray(values)
     if not (np.issubdtype(values.dtype, np.floating) or values.dtype.name == "bfloat16"):
-        hint = "a boolean array is a mask: give it as mask=..." if values.dtype == np.bool_ else "convert with .astype(float)"
+        hint = (
+            "a boolean array is a mask: give it as mask=..."
+            if values.dtype == np.bool_
+            else "convert with .astype(float)"
+        )
         raise TypeError(f"{name} has dtype {values.dtype}, it must be floating point: {hint}")
     return values

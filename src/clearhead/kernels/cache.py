@@ -1,4 +1,4 @@
-"""The ``kernel`` decorator: compile without the GIL, and keep the machine code on disk.
+"""The ``kernel`` decorator (and ``step``, for its parts): compile without the GIL, and keep the machine code on disk.
 
 Numba's own cache watches the one file that holds a function; a kernel also depends on the files that make its
 vectors. Here the folder's name is a hash of every source in this package and of the versions that compile them, so
@@ -30,6 +30,11 @@ def kernel(function: Callable[..., Any]) -> Any:
     if folder() is not None:
         compiled._cache = _Cache(function)
     return compiled
+
+
+def step(function: Callable[..., Any]) -> Any:
+    """Compile ``function`` as a part of kernels: without what it takes to call it from Python."""
+    return numba.njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
 
 
 @cache

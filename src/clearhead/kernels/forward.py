@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from clearhead.kernels.cache import kernel
+from clearhead.kernels.cache import kernel, step
 from clearhead.kernels.microkernels import exp2_tile, exp_tile, finite_row, mix_tile, scale_rows
 from clearhead.kernels.tiles import (
     BLOCK,
@@ -20,6 +20,7 @@ from clearhead.kernels.tiles import (
     TOTAL,
     WHOLLY,
     copy_rows,
+    fill,
     in_place,
     is_natural,
     load_queries,
@@ -45,16 +46,19 @@ def attend(x, w, first, last, output, logsumexp):
         finish_tile(x, w, batch, head, here, output, logsumexp)
 
 
-@kernel
+@step
 def attend_tile(x, w, batch, head, here):
     """Sum over all keys that w.queries[:here] see: w.output and the lanes TOP and TOTAL."""
     rows = len(w.queries)
     low, high, full_low, full_high = load_queries(x, w, batch, head, here)
-    w.lanes[TOP, :] = -np.inf
-    w.lanes[OLD_TOP, :] = -np.inf
-    w.lanes[TOTAL, :] = 0
-    w.output[:] = 0
-    scores, change, total = pointer(w.scores, 0), pointer(w.lanes, CHANGE * rows), pointer(w.lanes, TOTAL * rows)
+    fill(w.lanes, TOP, OLD_TOP + 1, -np.inf)
+    fill(w.lanes, TOTAL, TOTAL + 1, 0.0)
+    fill(w.output, 0, w.output.shape[0], 0.0)
+    scores, change, total = (
+        pointer(w.scores, 0),
+        pointer(w.lanes, CHANGE * rows),
+        pointer(w.lanes, TOTAL * rows),
+    )
     top, old_top = pointer(w.lanes, TOP * rows), pointer(w.lanes, OLD_TOP * rows)
     natural, started = is_natural(x), False
     for first in range(low, high, BLOCK):
@@ -80,7 +84,7 @@ def attend_tile(x, w, batch, head, here):
             mix_values(x, w, batch, head, first, keys)
 
 
-@kernel
+@step
 def mix_values(x, w, batch, head, first, keys):
     """w.output += values, weighted by w.scores: read in place where they can be, else from a copy of the tile."""
     rows, columns, scores = len(w.queries), w.output.shape[0], pointer(w.scores, 0)
@@ -94,7 +98,7 @@ def mix_values(x, w, batch, head, first, keys):
         mix_tile(value, i, step, scores, pointer(w.output, i * rows), keys)
 
 
-@kernel
+@step
 def values_finite(x, w, batch, head, first, keys):
     """Whether a tile's values are all finite."""
     if not in_place(x.value, w.scores):
@@ -110,7 +114,7 @@ def values_finite(x, w, batch, head, first, keys):
     return True
 
 
-@kernel
+@step
 def mark_visible(w, keys):
     """Remember, before scores become weights, which cells are hidden (-inf)."""
     for j in range(keys):
@@ -118,7 +122,7 @@ def mark_visible(w, keys):
             w.visible[j, r] = w.scores[j, r] != -np.inf
 
 
-@kernel
+@step
 def mix_visible(x, w, batch, head, first, keys):
     """w.output += visible values alone: the slow way, for tiles in which a hidden value is NaN or infinite."""
     step = x.value.steps[2]
@@ -131,7 +135,7 @@ def mix_visible(x, w, batch, head, first, keys):
                     w.output[i, r] += w.scores[j, r] * number
 
 
-@kernel
+@step
 def finish_tile(x, w, batch, head, here, output, logsumexp):
     """Let the sink join, divide by the total, and write the results."""
     unit = 1.0 if is_natural(x) else LN2

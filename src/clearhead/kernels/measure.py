@@ -5,7 +5,7 @@ Nothing but five numbers a row is kept. Definitions: ``clearhead.measures``.
 
 from clearhead.kernels.cache import kernel
 from clearhead.kernels.microkernels import fold_tile
-from clearhead.kernels.tiles import BLOCK, FOLDS, HIDDEN, load_queries, row_of, score_keys, take_tile
+from clearhead.kernels.tiles import BLOCK, FOLDS, HIDDEN, fill, load_queries, row_of, score_keys, take_tile
 from clearhead.kernels.vectors import LN2, pointer
 from clearhead.kernels.weights import load_logsumexp, to_weights
 
@@ -32,7 +32,7 @@ def measure_rows(x, w, first_item, last_item, logsumexp, sink, aligned, out):
             if score_keys(x, w, batch, head, here, first, keys, full_low, full_high) == HIDDEN:
                 continue
             to_weights(x, w, keys)
-            w.lanes[FOLDS : FOLDS + 3] = 0
+            fill(w.lanes, FOLDS, FOLDS + 3, 0.0)
             fold_tile(pointer(w.scores, 0), pointer(w.extra, 0), keys, pointer(w.lanes, FOLDS * rows))
             for r in range(here):
                 measured = row_of(out, batch, head, w.queries[r])

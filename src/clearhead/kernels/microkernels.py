@@ -102,7 +102,8 @@ def slope_tile(typingctx, scores, keys, first, position, slope):
         def one_key(i, _):
             row, k = v.row(scores, i), v.splat(b.sitofp(b.add(first, i), v.scalar))
             v.store_all(
-                [v.fma(v.abs(b.fsub(p, k)), down, s) for p, s in zip(positions, v.load_all(row), strict=True)], row
+                [v.fma(v.abs(b.fsub(p, k)), down, s) for p, s in zip(positions, v.load_all(row), strict=True)],
+                row,
             )
             return []
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from clearhead.kernels.cache import kernel
+from clearhead.kernels.cache import step
 from clearhead.kernels.microkernels import (
     add_tile,
     cap_tile,
@@ -113,26 +113,26 @@ def scratch(dtype: DTypeLike, dim: int, value_dim: int) -> Scratch:
     )
 
 
-@kernel
+@step
 def row_of(array, batch, first, second):
     """A pointer to element (batch, first, second, 0)."""
     offset = array.offset[batch] + first * array.steps[0] + second * array.steps[1]
     return address_of(array.address, offset, array.like)
 
 
-@kernel
+@step
 def in_place(array, stored_like):
     """Whether its rows can be read as they lie: elements side by side, in the type that is computed in."""
     return array.like.itemsize == stored_like.itemsize and array.steps[2] == 1
 
 
-@kernel
+@step
 def is_natural(x):
     """Whether scores must be in natural units (they are bent or added to) instead of units of log2."""
     return x.softcap > 0 or x.bias.size > 0 or x.slopes.size > 0
 
 
-@kernel
+@step
 def take_tile(x, w, tile):
     """w.queries = the queries of this tile; how many."""
     rows = len(w.queries)
@@ -142,7 +142,7 @@ def take_tile(x, w, tile):
     return here
 
 
-@kernel
+@step
 def load_queries(x, w, batch, head, here):
     """Put w.queries[:here] into the lanes, transposed and scaled, with the keys each may see.
 
@@ -154,7 +154,7 @@ def load_queries(x, w, batch, head, here):
     factor = w.scores.dtype.type(scale)
     low, high, full_low, full_high = x.keys, 0, 0, x.keys
     if x.dim == 0:
-        w.query[0, :] = 0
+        fill(w.query, 0, 1, 0.0)
     for r in range(here):
         i = w.queries[r]
         row, step = row_of(x.query, batch, head, i), x.query.steps[2]
@@ -168,13 +168,14 @@ def load_queries(x, w, batch, head, here):
         full_low, full_high = max(full_low, start), min(full_high, stop)
     # Lanes without a query see what the first one sees, so that they cost no tile its wholeness.
     for r in range(here, lanes):
-        w.query[:, r] = 0
+        for d in range(x.dim):
+            w.query[d, r] = 0
         w.bounds[0, r], w.bounds[1, r] = w.bounds[0, 0], w.bounds[1, 0]
         w.lanes[POSITION, r] = 0
     return low, high, full_low, full_high
 
 
-@kernel
+@step
 def score_keys(x, w, batch, head, here, first, keys, full_low, full_high):
     """Scores of the loaded queries with keys first ... first+keys-1, raising TOP; how much of the tile is visible.
 
@@ -197,9 +198,7 @@ def score_keys(x, w, batch, head, here, first, keys, full_low, full_high):
         score_tile(where, x.key.steps[1], pointer(w.query, 0), scores, x.dim, padded, raised)
     else:
         copy_rows(x.key, batch, head // x.group, first, keys, x.dim, w.key)
-        w.key[keys:padded] = 0
-        if x.dim == 0:
-            w.key[:padded] = 0
+        fill(w.key, 0 if x.dim == 0 else keys, padded, 0.0)
         score_tile(pointer(w.key, 0), w.key.shape[1], pointer(w.query, 0), scores, max(x.dim, 1), padded, raised)
     if direct:
         return WHOLLY
@@ -219,7 +218,15 @@ def score_keys(x, w, batch, head, here, first, keys, full_low, full_high):
     return PARTLY if x.bias.size else shown
 
 
-@kernel
+@step
+def fill(array, first, last, value):
+    """array[first:last] = value. (A loop: Numba's slice assignment brings error texts that take seconds to compile.)"""
+    for i in range(first, last):
+        for j in range(array.shape[1]):
+            array[i, j] = value
+
+
+@step
 def copy_rows(array, batch, head, first, count, dim, out):
     """out[:count, :dim] = rows first ... first+count-1, as numbers to compute with."""
     step = array.steps[2]
@@ -233,7 +240,7 @@ def copy_rows(array, batch, head, first, count, dim, out):
                 out[j, i] = widen(row[i * step])
 
 
-@kernel
+@step
 def gather_allowed(x, w, batch, head, here, first, keys):
     """The boolean mask's tile, turned so that queries lie along the lanes; how much of it is visible."""
     step, count = x.allowed.steps[2], 0
@@ -244,13 +251,14 @@ def gather_allowed(x, w, batch, head, here, first, keys):
             w.visible[j, r] = seen
             count += seen
     for r in range(here, len(w.queries)):
-        w.visible[:keys, r] = w.visible[:keys, 0]
+        for j in range(keys):
+            w.visible[j, r] = w.visible[j, 0]
     if count == 0:
         return HIDDEN
     return WHOLLY if count == keys * here else PARTLY
 
 
-@kernel
+@step
 def gather_bias(x, w, batch, head, here, first, keys):
     """The bias's tile, turned likewise. A finite number too large for the type computed in stays finite."""
     step = x.bias.steps[2]
@@ -263,4 +271,5 @@ def gather_bias(x, w, batch, head, here, first, keys):
                 number = min(max(number, -limit), limit)
             w.extra[j, r] = number
     for r in range(here, len(w.queries)):
-        w.extra[:keys, r] = 0
+        for j in range(keys):
+            w.extra[j, r] = 0

@@ -5,9 +5,19 @@ Scores are computed by the same code, in the same order of operations, as in the
 
 import numpy as np
 
-from clearhead.kernels.cache import kernel
+from clearhead.kernels.cache import kernel, step
 from clearhead.kernels.microkernels import weigh2_tile, weigh_tile
-from clearhead.kernels.tiles import BLOCK, HIDDEN, HIGH, LOW, is_natural, load_queries, row_of, score_keys
+from clearhead.kernels.tiles import (
+    BLOCK,
+    HIDDEN,
+    HIGH,
+    LOW,
+    fill,
+    is_natural,
+    load_queries,
+    row_of,
+    score_keys,
+)
 from clearhead.kernels.vectors import LN2, pointer
 
 
@@ -20,7 +30,8 @@ def weigh(x, w, batch, head, queries, low, high, logsumexp, out):
     rows = len(w.queries)
     for begin in range(0, len(queries), rows):
         here = min(rows, len(queries) - begin)
-        w.queries[:here] = queries[begin : begin + here]
+        for r in range(here):
+            w.queries[r] = queries[begin + r]
         seen_low, seen_high, full_low, full_high = load_queries(x, w, batch, head, here)
         load_logsumexp(x, w, batch, head, here, logsumexp)
         last = min(high, seen_high)
@@ -35,12 +46,12 @@ def weigh(x, w, batch, head, queries, low, high, logsumexp, out):
                     row[first - low + j] = w.scores[j, r]
 
 
-@kernel
+@step
 def load_logsumexp(x, w, batch, head, here, logsumexp):
     """Each row's logsumexp in the scores' unit, as a high and a low part. A row that sees nothing gets +inf."""
     unit = 1.0 if is_natural(x) else LN2
-    w.lanes[HIGH, :] = np.inf
-    w.lanes[LOW, :] = 0
+    fill(w.lanes, HIGH, HIGH + 1, np.inf)
+    fill(w.lanes, LOW, LOW + 1, 0.0)
     for r in range(here):
         whole = row_of(logsumexp, batch, head, w.queries[r])[0] / unit
         if whole == -np.inf:
@@ -50,7 +61,7 @@ def load_logsumexp(x, w, batch, head, here, logsumexp):
         w.lanes[LOW, r] = whole - high if -np.inf < high < np.inf else 0
 
 
-@kernel
+@step
 def to_weights(x, w, keys):
     """w.scores from scores to weights; w.extra to their logarithms to base 2."""
     rows = len(w.queries)

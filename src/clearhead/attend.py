@@ -1,0 +1,162 @@
+"""The entry points: check what was asked, plan it, run it.
+
+``attention`` gives the output, ``scaled_dot_product_attention`` also the weights, ``attention_weights`` the weights
+alone, ``attention_state`` what is needed to merge with other keys. All take the same masks and scores.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from clearhead import launch
+from clearhead.masks import Mask
+from clearhead.plan import Plan, plan
+from clearhead.problem import check
+from clearhead.scores import Score
+from clearhead.state import State
+from clearhead.weights import AttentionWeights
+
+Floats = NDArray[np.floating[Any]]
+
+
+def attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    *,
+    mask: Mask | ArrayLike | None = None,
+    score: Score | None = None,
+) -> Floats:
+    """softmax(scale * q.k) v for every query, exactly, in memory linear in length.
+
+    Parameters
+    ----------
+    query : array (..., heads, queries, dim) or (queries, dim)
+        float16, bfloat16 (ml_dtypes), float32 or float64.
+    key : array (..., key heads, keys, dim) or (keys, dim)
+        heads must be a multiple of key heads: query head h reads key head ``h // (heads // key heads)``.
+    value : array (..., key heads, keys, value dim) or (keys, value dim)
+    mask : Mask or array, optional
+        Who may look at whom: see ``clearhead.masks``. A boolean array, True where attending is allowed; an array of
+        numbers is added to the scores. Broadcast over (..., heads, queries, keys).
+    score : Score, optional
+        How a query matches a key: see ``clearhead.scores``. Default: the dot product over sqrt(dim).
+
+    Returns
+    -------
+    array (..., heads, queries, value dim) in the inputs' dtype. A row that may attend to nothing is 0.
+
+    Raises
+    ------
+    TypeError
+        If an input is not floating point, or a user's function cannot be compiled.
+    ValueError
+        If shapes, head counts, mask or score do not fit each other.
+
+    Notes
+    -----
+    4 * heads * queries * keys * dim floating-point operations, less what masks let it skip; beyond inputs and output
+    about 0.2 MB a thread. 16-bit inputs are computed in float32, float64 throughout in float64. The result does not
+    depend on the number of threads. Leading axes broadcast. Inputs of any strides are read where they lie.
+
+    References
+    ----------
+    Vaswani et al. 2017, *Attention Is All You Need*, equation 1: Q, K, V and d_k are ``query``, ``key``, ``value``, dim.
+
+    Examples
+    --------
+    >>> import numpy as np, clearhead as ch
+    >>> x = np.random.default_rng(0).standard_normal((2, 5, 8), dtype=np.float32)
+    >>> ch.attention(x, x, x, mask=ch.masks.causal()).shape
+    (2, 5, 8)
+    """
+    return _run(plan(check(query, key, value, mask, score)))[0]
+
+
+def scaled_dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    *,
+    mask: Mask | ArrayLike | None = None,
+    score: Score | None = None,
+) -> tuple[Floats, AttentionWeights]:
+    """(output, weights): as the tutorial's function of this name, without its memory.
+
+    Arguments, output and errors are those of :func:`attention`. ``weights`` is shaped like the matrix
+    (..., heads, queries, keys) and acts like it, but is computed where it is looked at.
+
+    >>> import numpy as np, clearhead as ch
+    >>> Q = np.array([[1.0, 0.0]]); K = np.array([[1.0, 0.0], [0.0, 1.0]]); V = np.array([[1.0], [3.0]])
+    >>> output, weights = ch.scaled_dot_product_attention(Q, K, V)
+    >>> np.round(output, 3).tolist(), np.round(weights, 3).tolist()
+    ([[1.66]], [[0.67, 0.33]])
+    """
+    planned = plan(check(query, key, value, mask, score))
+    output, logsumexp = _run(planned)
+    return output, AttentionWeights(planned, logsumexp)
+
+
+def attention_weights(
+    query: ArrayLike,
+    key: ArrayLike,
+    *,
+    mask: Mask | ArrayLike | None = None,
+    score: Score | None = None,
+    logsumexp: ArrayLike | None = None,
+) -> AttentionWeights:
+    """The weights alone, of shape (..., heads, queries, keys), computed where looked at.
+
+    Costs one pass over the scores for ``logsumexp`` (..., heads, queries), natural log; none if it is given, as
+    ``weights.logsumexp64`` was.
+
+    >>> import numpy as np, clearhead as ch
+    >>> x = np.zeros((4, 2))
+    >>> ch.attention_weights(x, x, mask=ch.masks.causal())[3].tolist()
+    [0.25, 0.25, 0.25, 0.25]
+    """
+    problem = check(query, key, None, mask, score)
+    planned = plan(problem)
+    if logsumexp is None:
+        return AttentionWeights(planned, launch.forward(planned)[1])
+    given = np.asarray(logsumexp, dtype=np.float64)
+    expected = problem.as_given(np.empty(problem.extent.shape[:-1]), -2).shape
+    if given.shape != expected:
+        raise ValueError(f"logsumexp has shape {given.shape}, these weights have one per row: {expected}")
+    extent = problem.extent
+    return AttentionWeights(planned, given.reshape(extent.batch, extent.heads, extent.queries))
+
+
+def attention_state(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    *,
+    mask: Mask | ArrayLike | None = None,
+    score: Score | None = None,
+) -> State:
+    """(output, logsumexp) over these keys, to be merged with attention over others by :func:`clearhead.merge`.
+
+    >>> import numpy as np, clearhead as ch
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 6, 4))
+    >>> halves = [ch.attention_state(q, k[part], v[part]) for part in (slice(0, 3), slice(3, 6))]
+    >>> np.allclose(ch.merge(*halves).output, ch.attention(q, k, v))
+    True
+    """
+    problem = check(query, key, value, mask, score)
+    planned = plan(problem)
+    output, logsumexp = _run(planned)
+    kept = np.float64 if problem.dtype == np.float64 else np.float32
+    rows = logsumexp.reshape(problem.extent.shape[:-1]).astype(kept)
+    return State(output, problem.as_given(rows, -2))
+
+
+def _run(planned: Plan) -> tuple[Floats, Floats]:
+    """(output as the user will have it, logsumexp (batch, heads, queries))."""
+    problem = planned.problem
+    output, logsumexp = launch.forward(planned)
+    output = output.reshape(*problem.extent.shape[:-1], output.shape[-1])
+    return problem.as_given(output, -3).astype(problem.dtype, copy=False), logsumexp

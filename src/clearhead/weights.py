@@ -1,0 +1,331 @@
+"""AttentionWeights: shaped like the matrix, computed where looked at.
+
+What is kept is the queries, the keys and one number per row (logsumexp); weight (i, j) is exp(score(i, j) -
+logsumexp(i)). Indexing computes the cells asked for, reductions go through the rows in blocks, and whatever needs
+the whole matrix is refused before it starts if the matrix would not fit in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from clearhead import launch, memory
+from clearhead.masks import Align
+from clearhead.measures import Measures, measure_rows
+from clearhead.plan import Plan
+
+Floats = NDArray[np.floating[Any]]
+BLOCK_CELLS = 1 << 22  # computed at once while reducing: 16 MB of float32
+SHOWN = 1_000_000  # cells that print() may compute, as many as NumPy would summarize anyway
+
+
+class AttentionWeights(NDArrayOperatorsMixin):
+    """The weights of one attention, (..., heads, queries, keys), as an array that is computed on demand.
+
+    Made by ``scaled_dot_product_attention`` and ``attention_weights``. Behaves as a read-only array: ``weights[0, 3]``,
+    ``np.round(weights, 3)``, ``weights.sum(axis=-1)``, ``weights @ values``, ``np.asarray(weights)``. It refers to the
+    queries and keys it was made of; change those and it changes.
+
+    >>> import numpy as np, clearhead as ch
+    >>> x = np.random.default_rng(0).standard_normal((100_000, 16), dtype=np.float32)
+    >>> weights = ch.attention_weights(x[:1000], x)
+    >>> weights.shape, weights[7, :3].shape
+    ((1000, 100000), (3,))
+    """
+
+    def __init__(self, plan: Plan, logsumexp: Floats) -> None:
+        self._plan, self._logsumexp = plan, logsumexp
+        self._extent, self._problem = plan.problem.extent, plan.problem
+
+    # what it is
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._extent.shape[-2:] if self._problem.single else self._extent.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float64 for float64 inputs, else float32."""
+        return self._problem.compute_dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod([int(n) for n in self.shape], dtype=object))
+
+    @property
+    def nbytes(self) -> int:
+        """What the whole matrix would take."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def logsumexp(self) -> Floats:
+        """ln sum exp(scores) of each row, sinks included: (..., heads, queries), -inf where a row sees nothing."""
+        return self.logsumexp64.astype(self.dtype, copy=False)
+
+    @property
+    def logsumexp64(self) -> NDArray[np.float64]:
+        """The same in float64, as it is kept: what to store if weights are to be recomputed to the last digit."""
+        return self._problem.as_given(self._logsumexp.reshape(self._extent.shape[:-1]), -2)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Floats]:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        size = " x ".join(f"{n:,}" for n in self.shape)
+        if self.size > SHOWN:
+            return f"<AttentionWeights {size} {self.dtype}: {memory.written(self.nbytes)}, computed where looked at>"
+        return repr(np.asarray(self)).replace("array(", "AttentionWeights(", 1)
+
+    def __str__(self) -> str:
+        return repr(self) if self.size > SHOWN else str(np.asarray(self))
+
+    # looking
+
+    def __getitem__(self, index: Any) -> Any:
+        """Those cells, as an ndarray: integers, slices, ellipsis, None, integer and boolean arrays, as in NumPy."""
+        # Four read-only arrays that say where each cell stands, of which NumPy's own indexing picks. They take no
+        # memory (their strides are 0 but for one axis), and what is picked from them is as large as the result.
+        full = self._extent.shape
+        axes = [
+            np.broadcast_to(np.arange(n).reshape(-1, *(1,) * (len(full) - 1 - axis)), full)
+            for axis, n in enumerate(full)
+        ]
+        if self._problem.single:
+            axes = [axis[0] for axis in axes]
+        places = [axis[index] for axis in axes]
+        shape = np.shape(places[-1])
+        self._refuse_if_too_large(int(np.prod(shape, dtype=np.int64)))
+        out = np.zeros(shape, self.dtype)
+        if out.size:
+            self._fill(out, [np.broadcast_to(place, shape) for place in places])
+        return out if shape else out[()]
+
+    def _fill(self, out: Floats, places: list[NDArray[Any]]) -> None:
+        """out[n] = the weight at (lead..., head, query, key) = places[...][n], row by row or block by block."""
+        *outer, query, key = places
+        lead_and_head = np.ravel_multi_index(tuple(outer), self._extent.shape[:-2])
+        # An axis along which no place but the key changes holds runs of keys of one row.
+        if out.ndim and not any(_varies(place, -1) for place in (lead_and_head, query)):
+            if (
+                out.ndim > 1
+                and not _varies(lead_and_head, -2)
+                and not any(_varies(key, axis) for axis in range(out.ndim - 1))
+            ):
+                return self._fill_blocks(
+                    out, lead_and_head[..., 0, 0], query[..., 0], key.reshape(-1, out.shape[-1])[0]
+                )
+            for place in np.ndindex(*out.shape[:-1]):
+                keys = key[place]
+                self._fill_row(out[place], int(lead_and_head[place][0]), int(query[place][0]), keys)
+            return None
+        flat = out.reshape(-1) if out.ndim else out.reshape(1)
+        heads, queries, keys = (place.reshape(-1) for place in (lead_and_head, query, key))
+        order = np.lexsort((keys, queries, heads))
+        rows = np.flatnonzero(np.diff(heads[order]) | np.diff(queries[order])) + 1
+        for some in np.split(order, rows):
+            cells = np.empty(len(some), self.dtype)
+            self._fill_row(cells, int(heads[some[0]]), int(queries[some[0]]), keys[some])
+            flat[some] = cells
+        if out.ndim == 0:
+            out[()] = flat[0]
+        elif not np.shares_memory(flat, out):
+            out[...] = flat.reshape(out.shape)
+        return None
+
+    def _fill_blocks(self, out: Floats, heads: NDArray[Any], queries: NDArray[Any], keys: NDArray[Any]) -> None:
+        for place in np.ndindex(*out.shape[:-2]):
+            out[place] = self._block(int(heads[place]), queries[place], keys)
+
+    def _fill_row(self, out: Floats, head: int, query: int, keys: NDArray[Any]) -> None:
+        out[...] = self._block(head, np.array([query]), keys)[0]
+
+    def _block(self, place: int, queries: NDArray[Any], keys: NDArray[Any]) -> Floats:
+        """Weights of some queries and keys of one head (counted over the batch): (len(queries), len(keys))."""
+        if not len(keys) or not len(queries):
+            return np.zeros((len(queries), len(keys)), self.dtype)
+        low, high = int(keys.min()), int(keys.max()) + 1
+        if high - low > 4 * len(keys) + 1024:
+            # Few keys, far apart: each in turn instead of all that lie between.
+            return np.concatenate([self._run(place, queries, int(key), int(key) + 1) for key in keys], axis=1)
+        block = self._run(place, queries, low, high)
+        whole = len(keys) == high - low and (len(keys) == 1 or bool((np.diff(keys) == 1).all()))
+        return block if whole else block[:, keys - low]
+
+    def _run(self, place: int, queries: NDArray[Any], low: int, high: int) -> Floats:
+        batch, head = divmod(place, self._extent.heads)
+        queries = np.ascontiguousarray(queries, dtype=np.int64)
+        return launch.weigh(self._plan, batch, head, queries, low, high, self._logsumexp)
+
+    # all of it
+
+    def __array__(self, dtype: DTypeLike = None, copy: bool | None = None) -> NDArray[Any]:
+        """The whole matrix, if it fits in memory."""
+        if copy is False:
+            raise ValueError("weights are computed when asked for: np.asarray(weights) always makes a new array")
+        return np.asarray(self[...], dtype=dtype)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        if ufunc is np.matmul and method == "__call__" and not options:
+            return inputs[0] @ inputs[1] if inputs[0] is self else np.matmul(inputs[0], np.asarray(self))
+        if any(isinstance(target, AttentionWeights) for target in options.get("out", ())):
+            raise TypeError("weights are read-only: they follow from queries and keys")
+        arrays = [np.asarray(x) if isinstance(x, AttentionWeights) else x for x in inputs]
+        return getattr(ufunc, method)(*arrays, **options)
+
+    def __matmul__(self, values: ArrayLike) -> Any:
+        """``weights @ values``, (..., keys, n) -> (..., queries, n), row block by row block."""
+        values = np.asarray(values)
+        if values.ndim < 2 or values.ndim > self.ndim:
+            return np.matmul(np.asarray(self), values)
+        if values.shape[-2] != self.shape[-1]:
+            raise ValueError(
+                f"weights {self.shape} @ values {values.shape}: {self.shape[-1]} keys, not {values.shape[-2]}"
+            )
+        lead = np.broadcast_shapes(self.shape[:-2], values.shape[:-2])
+        if lead != self.shape[:-2]:
+            return np.matmul(np.asarray(self), values)
+        values = np.broadcast_to(values, (*lead, *values.shape[-2:]))
+        out = np.zeros((*self.shape[:-1], values.shape[-1]), np.result_type(self.dtype, values.dtype))
+        for place, rows, block in self._blocks():
+            out[(*place, rows)] = block @ values[place]
+        return out
+
+    def round(self, decimals: int = 0) -> Floats:
+        """The whole matrix, rounded."""
+        return np.asarray(self).round(decimals)
+
+    def astype(self, dtype: DTypeLike) -> NDArray[Any]:
+        """The whole matrix in another dtype."""
+        return np.asarray(self, dtype=dtype)
+
+    @property
+    def T(self) -> Floats:
+        """The whole matrix, transposed as NumPy's ``.T`` does."""
+        return np.asarray(self).T
+
+    # reductions, in memory of one block of rows
+
+    def sum(self, axis: int | tuple[int, ...] | None = None, dtype: DTypeLike = None, out: None = None,
+            keepdims: bool = False) -> Any:  # fmt: skip
+        """Sums over axes: over keys 1 for each row that sees something, over queries what each key received."""
+        return self._reduce(np.sum, np.add, 0.0, axis, dtype, keepdims)
+
+    def mean(self, axis: int | tuple[int, ...] | None = None, dtype: DTypeLike = None, out: None = None,
+             keepdims: bool = False) -> Any:  # fmt: skip
+        total = self.sum(axis, dtype=np.float64, keepdims=keepdims)
+        count = int(np.prod([self.shape[a] for a in self._axes(axis)], dtype=np.int64))
+        return np.divide(total, count).astype(dtype or self.dtype)[()]
+
+    def max(self, axis: int | tuple[int, ...] | None = None, out: None = None, keepdims: bool = False) -> Any:
+        return self._reduce(np.max, np.maximum, -np.inf, axis, None, keepdims)
+
+    def min(self, axis: int | tuple[int, ...] | None = None, out: None = None, keepdims: bool = False) -> Any:
+        return self._reduce(np.min, np.minimum, np.inf, axis, None, keepdims)
+
+    def argmax(self, axis: int | None = None, out: None = None, keepdims: bool = False) -> Any:
+        """The first place of the largest weight, as NumPy's; over the keys without the whole matrix."""
+        if axis is None or range(self.ndim)[axis] != self.ndim - 1:
+            return np.asarray(self).argmax(axis, keepdims=keepdims)
+        best = np.zeros(self.shape[:-1], np.intp)
+        for place, rows, block in self._blocks():
+            best[(*place, rows)] = block.argmax(axis=-1)
+        return best[..., None] if keepdims else best
+
+    def measure(self, *names: str, sink: int = 1, align: Align = None) -> Measures:
+        """Row measures in one pass: "entropy", "distance", "sink", "previous", "self" (see ``clearhead.measures``).
+
+        ``sink`` is how many first keys count; ``align`` is needed for positions where queries and keys differ in
+        number (see ``masks.causal``). The result's attributes are (..., heads, queries) float64.
+
+        >>> import numpy as np, clearhead as ch
+        >>> x = np.zeros((4, 2))
+        >>> ch.attention_weights(x, x).measure("entropy").entropy.round(3).tolist()  # ln 4
+        [1.386, 1.386, 1.386, 1.386]
+        """
+        return measure_rows(self._plan, self._logsumexp, names, sink, align)
+
+    def pooled(self, rows: int, columns: int) -> NDArray[np.float64]:
+        """The mean weight in each block of a grid laid over the matrix: (..., rows, columns), hidden cells count 0.
+
+        Block (r, c) covers queries ``r*queries//rows`` up to the next block's first, and keys alike. A grid finer than
+        the matrix is cut down to it.
+        """
+        if rows < 1 or columns < 1:
+            raise ValueError(f"pooled(rows, columns) needs at least one block each way, got {rows} x {columns}")
+        *lead, queries, keys = self.shape
+        rows, columns = min(rows, queries), min(columns, keys)
+        top, left = (
+            np.arange(n) * size // n if n else np.zeros(0, int) for n, size in ((rows, queries), (columns, keys))
+        )
+        out = np.zeros((*lead, rows, columns))
+        if 0 in out.shape:
+            return out
+        for place, some, block in self._blocks():
+            strips = np.add.reduceat(block, left, axis=-1, dtype=np.float64)
+            into = np.searchsorted(top, np.arange(some.start, some.stop), side="right") - 1
+            np.add.at(out[place], into, strips)
+        area = np.diff(np.r_[top, queries])[:, None] * np.diff(np.r_[left, keys])
+        return out / area
+
+    # machinery
+
+    def _blocks(self) -> Iterator[tuple[tuple[int, ...], slice, Floats]]:
+        """Every head's rows in blocks: (place of the head, rows, weights (rows, keys))."""
+        heads = self._extent.shape[:-2]
+        step = max(1, BLOCK_CELLS // max(1, self._extent.keys))
+        for number, place in enumerate(np.ndindex(*heads)):
+            for first in range(0, self._extent.queries, step):
+                rows = slice(first, min(first + step, self._extent.queries))
+                block = self._run(number, np.arange(rows.start, rows.stop), 0, self._extent.keys)
+                yield (() if self._problem.single else place), rows, block
+
+    def _axes(self, axis: int | tuple[int, ...] | None) -> tuple[int, ...]:
+        if axis is None:
+            return tuple(range(self.ndim))
+        return np.lib.array_utils.normalize_axis_tuple(axis, self.ndim)
+
+    def _reduce(self, within: Callable[..., Any], between: np.ufunc, start: float, axis: int | tuple[int, ...] | None,
+                dtype: DTypeLike, keepdims: bool) -> Any:  # fmt: skip
+        """Reduce each block over what it has of the axes, then join it to what other blocks gave."""
+        axes, ndim = self._axes(axis), self.ndim
+        if within is not np.sum and any(self.shape[a] == 0 for a in axes):
+            raise ValueError(f"weights {self.shape} have no {within.__name__} over axis {axis}: it is empty")
+        kept = [1 if a in axes else n for a, n in enumerate(self.shape)]
+        out = np.full(kept, start, np.float64 if within is np.sum else self.dtype)
+        inner = tuple(a - ndim for a in axes if a >= ndim - 2)
+        for place, rows, block in self._blocks():
+            part = within(block, axis=inner, keepdims=True, **({"dtype": np.float64} if within is np.sum else {}))
+            at = tuple(0 if a in axes else i for a, i in enumerate(place))
+            into = (*at, slice(None) if ndim - 2 in axes else rows)
+            out[into] = between(out[into], part)
+        out = out if keepdims else out.squeeze(axes)
+        return out.astype(dtype or self.dtype)[()]
+
+    def _refuse_if_too_large(self, cells: int) -> None:
+        size, free = cells * self.dtype.itemsize, memory.available()
+        if free is not None and size > free:
+            what = "the full matrix" if cells == self.size else "this part"
+            raise MemoryError(
+                f"{what} of {' x '.join(f'{n:,}' for n in self.shape)} {self.dtype} weights takes {memory.written(size)}, "
+                f"{memory.written(free)} are free: ask for rows (weights[..., i, :]), for a map (.pooled(512, 512)) "
+                f"or for .measure('entropy', ...)"
+            )
+
+
+def _varies(place: NDArray[Any], axis: int) -> bool:
+    """Whether the numbers differ along an axis, told by the strides if possible."""
+    if place.shape[axis] <= 1 or place.strides[axis] == 0:
+        return False
+    return bool((place != place.take([0], axis=axis)).any())
