@@ -21,8 +21,8 @@ Floats = NDArray[np.floating[Any]]
 
 @dataclass(frozen=True, eq=False)
 class WorkedExample:
-    """The input ``x`` (3 tokens, 4), what each token asks, offers and says, and the three steps: scores (queries,
-    keys), weights (queries, keys), output (queries, 4)."""
+    """The input ``x`` (3 tokens, 4), what each token asks, offers and says, and the three steps: scores
+    (queries, keys), weights (queries, keys), output (queries, 4)."""
 
     x: Floats
     query: Floats

@@ -1,10 +1,9 @@
 """Listen to a transformers model's attention while it runs, without changing a bit of what it computes.
 
-transformers lets a model's attention be swapped by name. The function registered here under such a name calls the
-one that would have run (``sdpa``, or the model's own ``eager``), hands its inputs to a listener, and returns its
-result as it is. The name is registered twice, for the function and for the mask that goes with it: with the first
-alone, transformers builds no mask and a causal model sees the future.
-"""
+transformers lets a model's attention be swapped by name. The function registered here under such a name calls
+the one that would have run (``sdpa``, or the model's own ``eager``), hands its inputs to a listener, and
+returns its result as it is. The name is registered twice, for the function and for the mask that goes with
+it: with the first alone, transformers builds no mask and a causal model sees the future."""
 
 from __future__ import annotations
 
@@ -27,11 +26,11 @@ MASKS_KEPT = 4  # full and sliding layers alternate in the models that have more
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """What one layer's attention was given, and what it made of it. Arrays share the model's memory: copy to keep.
+    """What one layer's attention was given and what it made of it. Arrays share the model's memory.
 
-    query : (heads, queries, dim), after rotary embedding; key : (key_heads, keys, dim); value : (key_heads, keys, value
-    dim); output : (heads, queries, value dim); sinks : (heads,) or None; window : how far back the model says it looks.
-    """
+    query : (heads, queries, dim), after rotary embedding; key : (key_heads, keys, dim); value : (key_heads,
+    keys, value dim); output : (heads, queries, value dim); sinks : (heads,) or None; window : how far back
+    the model says it looks."""
 
     layer: int
     query: NDArray[Any]
@@ -56,7 +55,8 @@ class _Session:
     layers: Collection[int] | None
     own: str
     heard: set[int] = field(default_factory=set)
-    # Layers share few masks. Each is described once; it is kept, so that its identity stays its own while it is here.
+    # Layers share few masks. Each is described once; it is kept, so that its identity stays its own while it
+    # is here.
     masks: dict[int, tuple[Any, Visible]] = field(default_factory=dict)
 
 
@@ -71,7 +71,8 @@ def capture(model: Any, listener: Listener, layers: Collection[int] | None = Non
     Gives the set of layers heard so far. The model's outputs are bit for bit those it has without this.
     Batches hold one text, and the model keeps no cache (``use_cache=False``).
 
-    Raises TraceError if the model's attention cannot be listened to, or does what cannot be told from its inputs.
+    Raises TraceError if the model's attention cannot be listened to, or does what cannot be told from its
+    inputs.
 
     >>> with capture(model, print, layers=[0]):                             # doctest: +SKIP
     ...     model(**tokenizer("Hello", return_tensors="pt"), use_cache=False)
@@ -115,7 +116,7 @@ def _deaf(model: Any) -> TraceError:
 
 
 def _configs(config: Any) -> Iterator[Any]:
-    """A configuration and those inside it, outermost first: the order in which setting them has no side effects."""
+    """A configuration and those inside it, outermost first: the order in which they can be set one by one."""
     yield config
     for name in config.sub_configs:
         if (inner := getattr(config, name, None)) is not None:
@@ -137,7 +138,7 @@ def _own_function(session: _Session, module: Any) -> Callable[..., Any]:
     if session.own == "sdpa":
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        return sdpa_attention_forward  # type: ignore[no-any-return]
+        return sdpa_attention_forward
     own: Callable[..., Any] | None = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if own is None:
         raise TraceError(f"{type(module).__name__} has an eager attention of its own: load the model with 'sdpa'")
@@ -206,7 +207,7 @@ def _check_traceable(layer: int, query: Any, key: Any, options: dict[str, Any]) 
 
 
 def _visible(session: _Session, layer: int, mask: Any, causal: bool, queries: int, keys: int) -> Visible:
-    """Who may look at whom. No mask is legitimate under sdpa, and means causal where the module says that it is."""
+    """Who may look at whom. Under sdpa, no mask means causal where the module says that it is."""
     if mask is None:
         return Visible("causal" if causal and session.own == "sdpa" and queries > 1 else "full")
     if id(mask) not in session.masks:
@@ -217,7 +218,7 @@ def _visible(session: _Session, layer: int, mask: Any, causal: bool, queries: in
 
 
 def _allowed(layer: int, mask: Any, keys: int) -> NDArray[np.bool_]:
-    """(1 or heads, queries, keys) booleans from a model's mask: booleans already, or 0 and -inf to be added."""
+    """(1 or heads, queries, keys) booleans from a model's mask: booleans, or 0 and -inf to be added."""
     import torch
 
     mask = mask[0, ..., :keys]

@@ -1,9 +1,9 @@
 """What a trace is on disk, and the one place that knows: facts to JSON, and JSON checked into facts.
 
     DIR/trace.json                 the model, the text's tokens, and one entry for each layer
-    DIR/layer-000.safetensors      query (heads, tokens, dim), key (key heads, tokens, dim), logsumexp (heads, tokens);
-    DIR/layer-001.safetensors      with start, stop or mask where more than a causal mask is needed, and sinks
-    ...
+    DIR/layer-000.safetensors      query (heads, tokens, dim), key (key heads, tokens, dim), logsumexp (heads,
+    tokens); DIR/layer-001.safetensors      with start, stop or mask where more than a causal mask is needed,
+    and sinks ...
 
 Weights are not there: they are ``exp(score - logsumexp)``, recomputed wherever they are looked at. The files'
 names follow from the layers' numbers; no path is ever taken from the JSON.
@@ -31,7 +31,7 @@ def layer_file(layer: int) -> str:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The model that was traced. ``context`` is the longest text it was made for, in tokens (0: it does not say)."""
+    """The model that was traced. ``context`` is the longest text it was made for, in tokens; 0 is unknown."""
 
     name: str
     type: str
@@ -47,10 +47,9 @@ class ModelFacts:
 class Tokens:
     """A text as the model reads it.
 
-    ids : the model's numbers; text : the piece of text each token came from, whole characters always (tokens that
-    share a character all show it); start, stop : where that piece lies in the text, in characters, both -1 for
-    tokens that the tokenizer adds by itself.
-    """
+    ids : the model's numbers; text : the piece of text each token came from, whole characters always (tokens
+    that share a character all show it); start, stop : where that piece lies in the text, in characters, both
+    -1 for tokens that the tokenizer adds by itself."""
 
     ids: tuple[int, ...]
     text: tuple[str, ...]
@@ -63,7 +62,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """One layer: its shape, and how its scores are made. Query head h reads key head ``h // (heads // key_heads)``."""
+    """One layer: its shape and its scores. Query head h reads key head ``h // (heads // key_heads)``."""
 
     layer: int
     heads: int
@@ -96,8 +95,8 @@ def from_json(data: Any, where: str) -> Index:
     version = data.get("version")
     if type(version) is int and version > VERSION:
         raise TraceError(
-            f"{where} was written in format version {version} by Clearhead {data.get('clearhead')}; this Clearhead reads "
-            f"up to version {VERSION}: upgrade it"
+            f"{where} was written in format version {version} by Clearhead {data.get('clearhead')}, and this one "
+            f"reads up to version {VERSION}: upgrade Clearhead"
         )
     try:
         if version != VERSION:
@@ -112,7 +111,9 @@ def from_json(data: Any, where: str) -> Index:
         return Index(_string(data["clearhead"]), model, tokens, layers)
     except (KeyError, TypeError, ValueError) as error:
         what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
-        raise TraceError(f"{where} is damaged or was not written by Clearhead: {what}. Record the trace again") from None
+        raise TraceError(
+            f"{where} is damaged or was not written by Clearhead: {what}. Record the trace again"
+        ) from None
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -144,7 +145,9 @@ def _check_layer(facts: LayerFacts, model: ModelFacts) -> None:
     if facts.heads < 1 or facts.key_heads < 1 or facts.dim < 1 or facts.heads % facts.key_heads:
         raise ValueError(f"layer {facts.layer} has {facts.heads} heads on {facts.key_heads} of dim {facts.dim}")
     if facts.mask not in get_args(Kind) or facts.dtype not in DTYPES:
-        raise ValueError(f"layer {facts.layer} has mask {facts.mask!r} and dtype {facts.dtype!r}; known are {KINDS}, {DTYPES}")
+        raise ValueError(
+            f"layer {facts.layer} has mask {facts.mask!r} and dtype {facts.dtype!r}; known are {KINDS}, {DTYPES}"
+        )
     if facts.softcap is not None and facts.softcap <= 0:
         raise ValueError(f"layer {facts.layer} has softcap {facts.softcap}")
 

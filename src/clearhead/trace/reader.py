@@ -1,4 +1,4 @@
-"""Open a trace and look at it: rows, blocks and measures of any head, computed from the file as they are asked for."""
+"""Open a trace and look at it: rows, blocks and measures of any head, computed as they are asked for."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 class Trace:
     """The attention of a model over one text, as recorded by ``clearhead trace``. Made by :meth:`open`.
 
-    path : where it lies; model : facts about the model; tokens : the pieces of text, one per token; layers : the
-    numbers of the recorded layers. ``len(trace)`` is the number of recorded layers.
-    """
+    path : where it lies; model : facts about the model; tokens : the pieces of text, one per token; layers :
+    the numbers of the recorded layers. ``len(trace)`` is the number of recorded layers."""
 
     def __init__(self, path: Path, index: Index) -> None:
         self.path = path
@@ -36,8 +35,8 @@ class Trace:
     def open(cls, path: str | PathLike[str]) -> Trace:
         """Read the index of a trace and check every layer's file against it. No numbers are read yet.
 
-        Raises TraceError, saying what is wrong, where the folder is no trace, was cut short, or is of a newer format.
-        """
+        Raises TraceError, saying what is wrong, where the folder is no trace, was cut short, or is of a newer
+        format."""
         path = Path(path)
         trace = cls(path, _read_index(path))
         for facts in trace._index.layers:
@@ -82,16 +81,16 @@ class Trace:
         return self._layers[layer]
 
     def arrays(self, layer: int) -> dict[str, NDArray[Any]]:
-        """What is kept of a layer, mapped into memory and read-only: query, key, logsumexp, and its mask if it has one."""
+        """What is kept of a layer, mapped into memory and read-only: query, key, logsumexp, and any mask."""
         self.facts(layer)
         return read_tensors(self.path / layout.layer_file(layer))
 
     def weights(self, layer: int, head: int | None = None) -> AttentionWeights:
-        """The attention weights of a layer, (heads, queries, keys), or of one of its heads, (1, queries, keys).
+        """The weights of a layer, (heads, queries, keys), or of one of its heads, (1, queries, keys).
 
         Nothing is computed until it is looked at: ``trace.weights(3)[0, 100]`` computes one row.
         """
-        from clearhead.attention import attention_weights
+        from clearhead import attention_weights  # loads the kernels: opening a trace does not need them
 
         facts, arrays = self.facts(layer), self.arrays(layer)
         heads = slice(None)
@@ -123,7 +122,7 @@ class Trace:
 
 
 def is_trace(path: Path) -> bool:
-    """Whether a folder is a trace of Clearhead's, of any version, damaged or not: what may be replaced by a new one."""
+    """Whether a folder is a trace of Clearhead's, of any version, damaged or not: it may be replaced."""
     try:
         return bool(json.loads((path / layout.INDEX).read_bytes())["format"] == layout.FORMAT)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

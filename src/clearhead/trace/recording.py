@@ -22,7 +22,8 @@ from clearhead.trace.writer import TraceWriter, check_space, writing
 if TYPE_CHECKING:
     from clearhead.weights import AttentionWeights
 
-# How far the weights' own output may stray from the model's, in units of the largest value: rounding, and room.
+# How far the weights' own output may stray from the model's, in units of the largest value: rounding, and
+# room.
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "float16": 2e-2, "bfloat16": 5e-2}
 
 
@@ -34,15 +35,14 @@ def record(
     layers: Collection[int] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Trace:
-    """Run ``model`` over ``tokens`` and write a trace of the chosen layers (all, when None) to the folder ``path``.
+    """Run ``model`` over ``tokens`` and write a trace of the chosen layers (all, when None) to ``path``.
 
-    ``progress`` is called with each layer's number once it is on disk. Memory does not grow with the layers. What
-    is written is checked as it is written: the weights that the trace will give must reproduce the model's own
-    output.
+    ``progress`` is called with each layer's number once it is on disk. Memory does not grow with the layers.
+    What is written is checked as it is written: the weights that the trace will give must reproduce the
+    model's own output.
 
-    Raises TraceError if the text is longer than the model's context, the disk too small, ``path`` taken by something
-    that is not a trace, or the model one whose attention cannot be told from queries and keys.
-    """
+    Raises TraceError if the text is longer than the model's context, the disk too small, ``path`` taken by
+    something that is not a trace, or the model one whose attention cannot be told from queries and keys."""
     import torch
 
     from clearhead import __version__
@@ -113,7 +113,7 @@ def model_facts(model: Model) -> ModelFacts:
 
 def write_layer(writer: TraceWriter, layer: Layer) -> None:
     """Compute a layer's logsumexp, check that its weights are the model's, and write it down."""
-    from clearhead.attention import attention_weights
+    from clearhead import attention_weights
 
     query, key = np.ascontiguousarray(layer.query), np.ascontiguousarray(layer.key)
     score = scores.dot(scale=layer.scale, softcap=layer.softcap, sinks=layer.sinks)
@@ -137,11 +137,10 @@ def write_layer(writer: TraceWriter, layer: Layer) -> None:
 
 
 def check_faithful(layer: Layer, weights: AttentionWeights) -> None:
-    """Raise TraceError unless a few rows of weights, times the values, are what the model's own attention gave.
+    """Raise TraceError unless a few rows of weights, times the values, are the model's own output.
 
-    This is what lets a trace be believed for models whose code was never looked at: whatever else an attention may
-    do to its scores would show here.
-    """
+    This is what lets a trace be believed for models whose code was never looked at: whatever else an
+    attention may do to its scores would show here."""
     group = len(layer.query) // len(layer.key)
     queries = layer.query.shape[1]
     for row in sorted({0, queries // 2, queries - 1}):
@@ -153,7 +152,7 @@ def check_faithful(layer: Layer, weights: AttentionWeights) -> None:
             error = np.abs(np.asarray(weights[head, row], np.float64) @ value - own).max()
             if not error <= TOLERANCE[layer.query.dtype.name] * max(np.abs(value).max(), 1e-30):
                 raise TraceError(
-                    f"layer {layer.layer}, head {head}: the weights of query {row}, computed from its query and keys, do "
-                    f"not give the model's own output (off by {error:.2g}). This model changes its scores in a way "
-                    f"that cannot be traced"
+                    f"layer {layer.layer}, head {head}: the weights of query {row}, computed from queries and keys, "
+                    f"do not give the model's own output (off by {error:.2g}). This model changes its scores in "
+                    f"a way that cannot be traced"
                 )

@@ -2,11 +2,10 @@
 
 All are means over the rows that see something. For a row (a query) with weights w over the keys it may see:
 
-    entropy     -sum w ln w: how widely it looks                        nats
-    sink        the weight on the first token of the text               weight
-    distance    sum w (i - j): how far back it looks                    tokens
-    previous    the weight on the token just before                     weight; the first row has none and is left out
-    self        the weight on the token itself                          weight
+    entropy     -sum w ln w: how widely it looks                        nats sink        the weight on the
+    first token of the text               weight distance    sum w (i - j): how far back it looks
+    tokens previous    the weight on the token just before                     weight; the first row has none
+    and is left out self        the weight on the token itself                          weight
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ SHOWN = 4  # keys shown for each row
 
 @dataclass(frozen=True)
 class Head:
-    """The means of one head over its ``rows`` non-empty rows. ``far`` is ``distance`` without the first token's part."""
+    """The means of one head over its non-empty rows. ``far`` is ``distance`` less the first token's part."""
 
     layer: int
     head: int
@@ -56,7 +55,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Example:
-    """One row of a head: a query's token, and the keys it looks at most, heaviest first, as (key, token, weight)."""
+    """One row of a head: a query's token and the keys it looks at most, as (key, token, weight)."""
 
     query: int
     token: str
@@ -108,7 +107,7 @@ class Report:
 
 
 def summarize(trace: Trace, progress: Callable[[int], None] | None = None) -> Report:
-    """Measure every head of a trace. One pass over the scores of each layer; ``progress`` is called after each.
+    """Measure every head of a trace, in one pass over each layer; ``progress`` is called after each.
 
     Raises TraceError if no row of the trace sees anything.
     """

@@ -1,8 +1,8 @@
 """Arrays in a file, in the safetensors format: 8 bytes of length, a JSON header, then the raw numbers.
 
 Reading maps the file into memory and copies nothing; what the header says is checked against the file's size
-before any number is looked at. Nothing is ever unpickled. The format is small enough to be written here, which
-keeps reading a trace free of torch, transformers and safetensors.
+before any number is looked at. Nothing is ever unpickled. The format is small enough to be written here,
+which keeps reading a trace free of torch, transformers and safetensors.
 
 >>> import numpy as np, tempfile, pathlib
 >>> path = pathlib.Path(tempfile.mkdtemp(), "numbers.safetensors")
@@ -26,7 +26,14 @@ from numpy.typing import NDArray
 from clearhead.trace.errors import TraceError
 
 # The names that safetensors gives to NumPy's types. bfloat16 is not among NumPy's own: see `_numpy_dtype`.
-NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "BOOL": "bool"}
+NAMES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "BOOL": "bool",
+}
 LARGEST_HEADER = 1 << 20  # bytes; those of a trace take less than a thousand
 
 
@@ -92,7 +99,7 @@ def read_header(path: Path) -> dict[str, Entry]:
 
 
 def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a file, mapped into memory and read-only: only what is looked at is read from the disk."""
+    """The arrays of a file, mapped into memory and read-only: what is not looked at is not read."""
     arrays = {}
     for name, entry in read_header(path).items():
         dtype = _numpy_dtype(entry.dtype)
@@ -152,6 +159,7 @@ def _itemsize(name: str) -> int:
 def _numpy_dtype(name: str) -> np.dtype[Any]:
     if name != "BF16":
         return np.dtype(NAMES[name])
-    from ml_dtypes import bfloat16  # only a trace of a bfloat16 model needs it
+    import ml_dtypes  # only a trace of a bfloat16 model needs it
 
+    bfloat16: type[np.generic] = ml_dtypes.bfloat16
     return np.dtype(bfloat16)

@@ -1,9 +1,8 @@
 """A text as a model reads it: its tokens, each with the piece of text that it came from.
 
-Byte-level vocabularies spell a space as ``Ġ`` and cut characters apart. People read neither, so a token is shown
-as the characters it covers: white space before it included, and where several tokens share one character, each
-of them shows that character whole.
-"""
+Byte-level vocabularies spell a space as ``Ġ`` and cut characters apart. People read neither, so a token is
+shown as the characters it covers: white space before it included, and where several tokens share one
+character, each of them shows that character whole."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ def read_text(path: Path) -> str:
         raise TraceError(f"{path} is a folder: --text takes the name of a text file") from None
     except UnicodeDecodeError as error:
         raise TraceError(
-            f"{path} is not UTF-8 text: byte {error.start:,} is {error.object[error.start]:#04x}. Convert it first, "
-            f"for example with: iconv -f latin1 -t utf-8"
+            f"{path} is not UTF-8 text: byte {error.start:,} is {error.object[error.start]:#04x}. "
+            f"Convert it first, for example with: iconv -f latin1 -t utf-8"
         ) from None
     if not text.strip():
         raise TraceError(f"{path} is empty: there is nothing to read")
@@ -34,7 +33,7 @@ def read_text(path: Path) -> str:
 
 
 def tokenize(tokenizer: Any, text: str, max_tokens: int | None = None) -> Tokens:
-    """The tokens of a text, at most ``max_tokens`` of them, with what the tokenizer adds by itself (such as ``<s>``).
+    """The tokens of a text, at most ``max_tokens``, with those that the tokenizer adds (such as ``<s>``).
 
     Raises TraceError if the text has no tokens.
     """
@@ -52,7 +51,7 @@ def tokenize(tokenizer: Any, text: str, max_tokens: int | None = None) -> Tokens
 
 
 def _tokens(tokenizer: Any, ids: list[int], spans: list[tuple[int, int]], text: str) -> Tokens:
-    """Tokens from the characters that each covers; a span of no characters is one that the tokenizer added."""
+    """Tokens from the characters that each covers. One that covers none was added by the tokenizer."""
     pieces, starts, stops = [], [], []
     end = 0
     for token, (first, last) in zip(ids, spans, strict=True):
@@ -71,8 +70,8 @@ def _tokens(tokenizer: Any, ids: list[int], spans: list[tuple[int, int]], text: 
 
 
 def _spans_by_decoding(tokenizer: Any, ids: list[int], text: str) -> list[tuple[int, int]]:
-    """Spans where the tokenizer keeps none: tokens are decoded, several at once where they share a character, and
-    looked for in the text. What is not found is shown as it decodes, with no place in the text."""
+    """Spans where the tokenizer keeps none: tokens are decoded, several at once where they share a character,
+    and looked for in the text. What is not found is shown as it decodes, with no place in the text."""
     special = set(tokenizer.all_special_ids)
     spans: list[tuple[int, int]] = []
     end, waiting = 0, 0  # how many tokens wait for their character to be whole

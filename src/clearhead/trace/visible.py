@@ -1,9 +1,8 @@
 """Which keys each query of a layer may see: found in what the model handed to its attention, kept in a trace.
 
-Nearly every mask of a language model lets a token see one unbroken run of earlier tokens: all of them, or those
-within a sliding window. Two integers a row say that exactly. Whatever else a model does is kept as it is, one
-boolean per cell.
-"""
+Nearly every mask of a language model lets a token see one unbroken run of earlier tokens: all of them, or
+those within a sliding window. Two integers a row say that exactly. Whatever else a model does is kept as it
+is, one boolean per cell."""
 
 from __future__ import annotations
 
@@ -70,7 +69,8 @@ def describe(allowed: NDArray[np.bool_]) -> Visible:
     count = rows.sum(axis=-1, dtype=np.int64)
     start = np.where(count > 0, rows.argmax(axis=-1), 0).astype(np.int64)
     stop = start + count
-    # A run of `count` cells from the first visible one is unbroken exactly if the last of it is the last visible.
+    # A run of `count` cells from the first visible one is unbroken exactly if the last of it is the last
+    # visible.
     last = np.where(count > 0, keys - rows[:, ::-1].argmax(axis=-1), 0)
     if (last != stop).any():
         return Visible("array", array=allowed)

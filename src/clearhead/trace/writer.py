@@ -13,6 +13,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from clearhead.memory import written
 from clearhead.trace import format as layout
 from clearhead.trace.errors import TraceError
 from clearhead.trace.format import Index, LayerFacts, ModelFacts, Tokens
@@ -44,28 +45,33 @@ class TraceWriter:
 
 @contextmanager
 def writing(path: Path) -> Iterator[TraceWriter]:
-    """A TraceWriter whose folder takes the name ``path`` when the block ends well, and is removed when it does not.
+    """A TraceWriter whose folder takes the name ``path`` when the block ends well, and is removed if not.
 
-    Ctrl-C, a full disk, an error of the model's: nothing is left under either name. A trace that lies at ``path``
-    already is replaced, and stays as it was unless the new one is whole.
+    Ctrl-C, a full disk, an error of the model's: nothing is left under either name. A trace that lies at
+    ``path`` already is replaced, and stays as it was unless the new one is whole.
 
-    Raises TraceError if something else lies at ``path``, OSError as the file system does.
+    Raises TraceError if something else lies at ``path``, or the disk is full or read-only.
     """
-    path = Path(os.path.abspath(path))  # no symbolic link is followed, the working directory may change meanwhile
+    given, path = path, Path(os.path.abspath(path))  # the working directory may change meanwhile
     check_destination(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-", dir=path.parent))
+    folder = None
     try:
-        writer = TraceWriter(folder)
-        yield writer
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-", dir=path.parent))
+        yield TraceWriter(folder)
         folder.chmod(0o777 & ~_umask())  # mkdtemp makes folders that only their owner may open
         _move(folder, path)
+    except OSError as error:
+        raise TraceError(
+            f"the trace cannot be written to {given}: {error.strerror or error}. Nothing was left behind"
+        ) from error
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_destination(path: Path) -> None:
-    """Raise TraceError unless a trace may be written at ``path``: nothing there, an empty folder, or an older trace."""
+    """Raise TraceError unless ``path`` is free for a trace: nothing there, an empty folder, or a trace."""
     if not os.path.lexists(path):
         above = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
         if not above.is_dir():
@@ -78,23 +84,14 @@ def check_destination(path: Path) -> None:
 
 
 def check_space(path: Path, needed: int) -> None:
-    """Raise TraceError unless the disk that ``path`` is to lie on has ``needed`` bytes free, and a little more."""
+    """Raise TraceError unless the disk of ``path`` has ``needed`` bytes free, and a little more."""
     above = next(folder for folder in path.absolute().parents if folder.is_dir())
     free = shutil.disk_usage(above).free
     if free < needed + SPARE:
         raise TraceError(
-            f"the trace takes about {megabytes(needed)} and {megabytes(free)} are free in {above}: "
+            f"the trace takes about {written(needed)} and {written(free)} are free in {above}: "
             f"give fewer --layers, a smaller --max-tokens, or another folder with -o"
         )
-
-
-def megabytes(count: int) -> str:
-    """A number of bytes as people read it: 377 MB, 18.1 GB (powers of ten).
-
-    >>> megabytes(377_487_360), megabytes(18_119_393_280)
-    ('377 MB', '18.1 GB')
-    """
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB" if count < 10e6 else f"{count / 1e6:.0f} MB"
 
 
 def _move(folder: Path, path: Path) -> None:
