@@ -64,7 +64,7 @@ def attention(
 
     References
     ----------
-    Vaswani et al. 2017, *Attention Is All You Need*, equation 1: Q, K, V and d_k are ``query``, ``key``, ``value``, dim.
+    Vaswani et al. 2017, *Attention Is All You Need*, equation 1: Q, K, V, d_k are query, key, value, dim.
 
     Examples
     --------

@@ -59,7 +59,7 @@ def attend(
     *,
     mask: Mask | ArrayLike | None = None,
     score: Score | None = None,
-    dtype: DTypeLike = None,
+    dtype: DTypeLike | None = None,
 ) -> tuple[Floats, Floats, Floats]:
     """The oracle: (output, weights, logsumexp) by dense NumPy, computed in ``dtype`` (default: as the kernels do).
 
@@ -90,14 +90,14 @@ def score_block(
     lead = np.unravel_index(batch, extent.lead) if extent.lead else ()
     q = problem.query[(*lead, head)][queries].astype(dtype)
     k = problem.key[(*lead, head // problem.group)][keys].astype(dtype)
-    s = np.asarray(match(score, q, k, head) * np.dtype(dtype).type(problem.scale))
+    s = match(score, q, k, head) * np.asarray(problem.scale, dtype)
     if score.softcap is not None:
         s = score.softcap * np.tanh(s / score.softcap)
     if score.bias is not None:
-        s = s + at_cells(score.bias, cells, problem).astype(dtype)
+        s = s + still_finite(at_cells(score.bias, cells, problem), dtype)
     if score.slopes is not None:
         distance = np.abs(cells.query + extent.offset(score.align, "alibi") - cells.key)
-        s = s - np.dtype(dtype).type(at_head(score.slopes, head)) * distance.astype(dtype)
+        s = s - np.asarray(at_head(score.slopes, head), dtype) * distance.astype(dtype)
     if score.function is not None and s.size:
         index = np.broadcast_arrays(s, cells.batch, cells.head, cells.query, cells.key)
         s = np.vectorize(score.function, otypes=[dtype])(*index)
@@ -115,11 +115,10 @@ def match(score: Score, q: Floats, k: Floats, head: int) -> Floats:
             return np.asarray(q @ (weight if weight.ndim == 2 else weight[head]).astype(q.dtype) @ k.T)
         case Additive(query_weight, key_weight, vector):
             asked, offered = q @ query_weight.astype(q.dtype), k @ key_weight.astype(q.dtype)
-            return (
-                np.stack([np.tanh(row + offered) @ vector.astype(q.dtype) for row in asked])
-                if len(q)
-                else (np.zeros((0, len(k)), q.dtype))
-            )
+            out = np.empty((len(q), len(k)), q.dtype)
+            for i in range(len(q)):  # one query at a time: all at once would take queries x keys x hidden
+                out[i] = np.tanh(asked[i] + offered) @ vector.astype(q.dtype)
+            return out
 
 
 def normalize(scores: Floats, sink: float | None = None) -> tuple[Floats, Floats]:
@@ -141,6 +140,12 @@ def aggregate(weights: Floats, value: Floats, visible: NDArray[np.bool_]) -> Flo
         strange = np.where(finite[key], 0, value[key])
         output += np.where(visible[:, key, None] & ~finite[key], weights[:, key, None] * strange, 0)
     return np.asarray(output)
+
+
+def still_finite(values: Floats, dtype: DTypeLike) -> Floats:
+    """In another dtype, where a finite number too large for it becomes its largest instead of infinity."""
+    limit = np.finfo(np.dtype(dtype)).max
+    return np.asarray(np.where(np.isfinite(values), np.clip(values, -limit, limit), values)).astype(dtype)
 
 
 def at_head(values: Floats, head: int) -> float:

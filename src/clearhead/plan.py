@@ -50,18 +50,22 @@ class Plan:
         """The inputs for these queries of one head alone, with everything worked out, and the arrays to keep."""
         x, problem = self.inputs, self.problem
         queries, keys = np.arange(rows.start, rows.stop), np.arange(problem.extent.keys)
+        first = rows.start
         inputs = x._replace(
-            **{name: part(getattr(x, name), batch, head, rows.start)
-               for name in ("query", "start", "stop", "allowed", "bias")},
+            query=part(x.query, batch, head, first),
             key=part(x.key, batch, head // x.group, 0),
             value=part(x.value, batch, head // x.group, 0),
+            start=part(x.start, batch, head, first),
+            stop=part(x.stop, batch, head, first),
+            allowed=part(x.allowed, batch, head, first),
+            bias=part(x.bias, batch, head, first),
             slopes=x.slopes[head : head + 1],
             sinks=x.sinks[head : head + 1],
-            offset=x.offset + rows.start,
+            offset=x.offset + first,
             heads=1,
             group=1,
             queries=len(queries),
-        )  # fmt: skip
+        )
         kept: list[NDArray[Any]] = []
         if self.rest is not None:
             cells = Cells.of_head(batch, head, queries, keys)
@@ -73,7 +77,7 @@ class Plan:
             with np.errstate(all="ignore"):
                 scores = core.score_block(bare, batch, head, queries, keys, problem.compute_dtype)
             if problem.score.function is not None:
-                scores = functions.score(problem.score.function)(scores, batch, head, rows.start)
+                scores = functions.score(problem.score.function)(scores, batch, head, first)
             kept.append(np.ascontiguousarray(scores))
             # Scores stand in as the bias of a dot product over no dimensions, which is 0.
             inputs = inputs._replace(dim=0, bias=strided(kept[-1][None]))

@@ -40,7 +40,7 @@ class Problem:
     @property
     def dtype(self) -> np.dtype[Any]:
         """That of the result."""
-        return self.query.dtype
+        return np.dtype(self.query.dtype)
 
     @property
     def compute_dtype(self) -> np.dtype[Any]:
@@ -50,7 +50,7 @@ class Problem:
     @property
     def group(self) -> int:
         """Query heads per key head."""
-        return max(1, self.extent.heads // max(1, self.key.shape[-3]))
+        return max(1, self.extent.heads // max(1, int(self.key.shape[-3])))
 
     @property
     def scale(self) -> float:
@@ -158,7 +158,7 @@ def _check_score(score: Score, query: Floats, key: Floats, extent: Extent) -> No
                     f"scores.general(W) matches unequal ones"
                 )
         case General(weight):
-            if weight.shape[-2:] != (dim, key_dim) or weight.ndim == 3 and weight.shape[0] != extent.heads:
+            if weight.shape[-2:] != (dim, key_dim) or (weight.ndim == 3 and weight.shape[0] != extent.heads):
                 raise ValueError(
                     f"general: weight has shape {weight.shape}, query dim {dim}, key dim {key_dim} and "
                     f"{extent.heads} heads need ({dim}, {key_dim}) or ({extent.heads}, {dim}, {key_dim})"

@@ -140,7 +140,9 @@ def additive(
     function: Callable[..., Any] | None = None,
     sinks: ArrayLike | None = None,
 ) -> Score:
-    """``scale * v.tanh(q W_q + k W_k)``: W_q (query dim, hidden), W_k (key dim, hidden), v (hidden,); scale 1 when None.
+    """``scale * v.tanh(q W_q + k W_k)``; scale 1 when None.
+
+    query_weight W_q: (query dim, hidden), key_weight W_k: (key dim, hidden), vector v: (hidden,).
 
     Modifiers as in :func:`dot`. Bahdanau et al. 2015, *Neural Machine Translation by Jointly Learning to Align and
     Translate*, appendix A.1.2: W_a, U_a and v_a are ``query_weight``, ``key_weight`` (both transposed) and ``vector``.
@@ -153,7 +155,8 @@ def additive(
     hidden = {query_weight.shape[-1:], key_weight.shape[-1:], vector.shape[-1:]}
     if (query_weight.ndim, key_weight.ndim, vector.ndim) != (2, 2, 1) or len(hidden) != 1:
         raise ValueError(
-            f"additive: query_weight (query dim, hidden), key_weight (key dim, hidden) and vector (hidden,) do not fit: "
+            f"additive: query_weight (query dim, hidden), key_weight (key dim, hidden) and vector (hidden,) "
+            f"do not fit: "
             f"got {query_weight.shape}, {key_weight.shape} and {vector.shape}"
         )
     return _score(Additive(query_weight, key_weight, vector), scale, softcap, bias, alibi, align, function, sinks)

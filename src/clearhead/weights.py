@@ -170,7 +170,7 @@ class AttentionWeights(NDArrayOperatorsMixin):
 
     # all of it
 
-    def __array__(self, dtype: DTypeLike = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         """The whole matrix, if it fits in memory."""
         if copy is False:
             raise ValueError("weights are computed when asked for: np.asarray(weights) always makes a new array")
@@ -199,7 +199,8 @@ class AttentionWeights(NDArrayOperatorsMixin):
         values = np.broadcast_to(values, (*lead, *values.shape[-2:]))
         out = np.zeros((*self.shape[:-1], values.shape[-1]), np.result_type(self.dtype, values.dtype))
         for place, rows, block in self._blocks():
-            out[(*place, rows)] = block @ values[place]
+            into: tuple[Any, ...] = (*place, rows)
+            out[into] = block @ values[place]
         return out
 
     def round(self, decimals: int = 0) -> Floats:
@@ -217,12 +218,12 @@ class AttentionWeights(NDArrayOperatorsMixin):
 
     # reductions, in memory of one block of rows
 
-    def sum(self, axis: int | tuple[int, ...] | None = None, dtype: DTypeLike = None, out: None = None,
+    def sum(self, axis: int | tuple[int, ...] | None = None, dtype: DTypeLike | None = None, out: None = None,
             keepdims: bool = False) -> Any:  # fmt: skip
         """Sums over axes: over keys 1 for each row that sees something, over queries what each key received."""
         return self._reduce(np.sum, np.add, 0.0, axis, dtype, keepdims)
 
-    def mean(self, axis: int | tuple[int, ...] | None = None, dtype: DTypeLike = None, out: None = None,
+    def mean(self, axis: int | tuple[int, ...] | None = None, dtype: DTypeLike | None = None, out: None = None,
              keepdims: bool = False) -> Any:  # fmt: skip
         total = self.sum(axis, dtype=np.float64, keepdims=keepdims)
         count = int(np.prod([self.shape[a] for a in self._axes(axis)], dtype=np.int64))
@@ -237,10 +238,11 @@ class AttentionWeights(NDArrayOperatorsMixin):
     def argmax(self, axis: int | None = None, out: None = None, keepdims: bool = False) -> Any:
         """The first place of the largest weight, as NumPy's; over the keys without the whole matrix."""
         if axis is None or range(self.ndim)[axis] != self.ndim - 1:
-            return np.asarray(self).argmax(axis, keepdims=keepdims)
+            return np.argmax(np.asarray(self), axis, keepdims=keepdims)
         best = np.zeros(self.shape[:-1], np.intp)
         for place, rows, block in self._blocks():
-            best[(*place, rows)] = block.argmax(axis=-1)
+            into: tuple[Any, ...] = (*place, rows)
+            best[into] = block.argmax(axis=-1)
         return best[..., None] if keepdims else best
 
     def measure(self, *names: str, sink: int = 1, align: Align = None) -> Measures:
@@ -277,7 +279,7 @@ class AttentionWeights(NDArrayOperatorsMixin):
             into = np.searchsorted(top, np.arange(some.start, some.stop), side="right") - 1
             np.add.at(out[place], into, strips)
         area = np.diff(np.r_[top, queries])[:, None] * np.diff(np.r_[left, keys])
-        return out / area
+        return np.asarray(out / area)
 
     # machinery
 
@@ -297,7 +299,7 @@ class AttentionWeights(NDArrayOperatorsMixin):
         return np.lib.array_utils.normalize_axis_tuple(axis, self.ndim)
 
     def _reduce(self, within: Callable[..., Any], between: np.ufunc, start: float, axis: int | tuple[int, ...] | None,
-                dtype: DTypeLike, keepdims: bool) -> Any:  # fmt: skip
+                dtype: DTypeLike | None, keepdims: bool) -> Any:  # fmt: skip
         """Reduce each block over what it has of the axes, then join it to what other blocks gave."""
         axes, ndim = self._axes(axis), self.ndim
         if within is not np.sum and any(self.shape[a] == 0 for a in axes):
@@ -308,7 +310,7 @@ class AttentionWeights(NDArrayOperatorsMixin):
         for place, rows, block in self._blocks():
             part = within(block, axis=inner, keepdims=True, **({"dtype": np.float64} if within is np.sum else {}))
             at = tuple(0 if a in axes else i for a, i in enumerate(place))
-            into = (*at, slice(None) if ndim - 2 in axes else rows)
+            into: tuple[int | slice, ...] = (*at, slice(None) if ndim - 2 in axes else rows)
             out[into] = between(out[into], part)
         out = out if keepdims else out.squeeze(axes)
         return out.astype(dtype or self.dtype)[()]
@@ -317,8 +319,9 @@ class AttentionWeights(NDArrayOperatorsMixin):
         size, free = cells * self.dtype.itemsize, memory.available()
         if free is not None and size > free:
             what = "the full matrix" if cells == self.size else "this part"
+            shape = " x ".join(f"{n:,}" for n in self.shape)
             raise MemoryError(
-                f"{what} of {' x '.join(f'{n:,}' for n in self.shape)} {self.dtype} weights takes {memory.written(size)}, "
+                f"{what} of {shape} {self.dtype} weights takes {memory.written(size)}, "
                 f"{memory.written(free)} are free: ask for rows (weights[..., i, :]), for a map (.pooled(512, 512)) "
                 f"or for .measure('entropy', ...)"
             )

@@ -101,17 +101,16 @@ def mix_values(x, w, batch, head, first, keys):
 @step
 def values_finite(x, w, batch, head, first, keys):
     """Whether a tile's values are all finite."""
-    if not in_place(x.value, w.scores):
+    copied = not in_place(x.value, w.scores)
+    if copied:
         copy_rows(x.value, batch, head // x.group, first, keys, x.value_dim, w.value)
-        for j in range(keys):
-            if not finite_row(pointer(w.value, j * w.value.shape[1]), x.value_dim):
-                return False
-        return True
     offset = x.value.offset[batch] + head // x.group * x.value.steps[0] + first * x.value.steps[1]
+    all_finite = True
     for j in range(keys):
-        if not finite_row(address_of(x.value.address, offset + j * x.value.steps[1], w.scores), x.value_dim):
-            return False
-    return True
+        there = address_of(x.value.address, offset + j * x.value.steps[1], w.scores)
+        row = pointer(w.value, j * w.value.shape[1]) if copied else there
+        all_finite = all_finite and finite_row(row, x.value_dim)
+    return all_finite
 
 
 @step

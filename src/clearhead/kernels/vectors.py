@@ -182,7 +182,7 @@ def pointer(typingctx, array, offset):
 
 @intrinsic
 def address_of(typingctx, address, offset, like):
-    """The number ``address`` as a pointer to elements of the type of the array ``like``, ``offset`` elements further."""
+    """The number ``address`` as a pointer to elements of the type of ``like``, ``offset`` elements further."""
 
     def generate(context, builder, signature, arguments):
         kind = context.get_data_type(signature.args[2].dtype).as_pointer()
