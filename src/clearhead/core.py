@@ -103,7 +103,7 @@ def score_block(
         s = np.vectorize(score.function, otypes=[dtype])(*index)
     if problem.mask is not None:
         s = np.where(problem.mask.visible(cells, extent), s, -np.inf)
-    return s.astype(dtype, copy=False)
+    return np.asarray(s, dtype)
 
 
 def match(score: Score, q: Floats, k: Floats, head: int) -> Floats:
