@@ -49,20 +49,20 @@ def weigh(plan: Plan, batch: int, head: int, queries: NDArray[np.int64], low: in
     out = np.zeros((len(queries), high - low), plan.problem.compute_dtype)
     if out.size == 0:
         return out
-    room, into, logs = _Room(plan), strided(out[None]), strided(logsumexp[..., None])
+    into, logs = strided(out[None]), strided(logsumexp[..., None])
 
     def rows(first: int, last: int) -> None:
         some = queries[first:last]
         if not plan.by_block:
             here = part(into, 0, 0, first)
-            weight_kernels.weigh(plan.inputs, room.here(), batch, head, some, low, high, logs, here)
+            weight_kernels.weigh(plan.inputs, _room(plan), batch, head, some, low, high, logs, here)
             return
         for begin, end in _runs(some, plan.block_rows):
             rows = slice(int(some[begin]), int(some[end - 1]) + 1)
             inputs, _kept = plan.block(batch, head, rows)
             here, seen = part(into, 0, 0, first + begin), part(logs, batch, head, rows.start)
             picked = some[begin:end] - rows.start
-            weight_kernels.weigh(inputs, room.here(), 0, 0, picked, low, high, seen, here)
+            weight_kernels.weigh(inputs, _room(plan), 0, 0, picked, low, high, seen, here)
 
     tile = host().rows(plan.problem.compute_dtype)
     share(rows, len(queries), tile * max(1, GRAIN // (tile * (high - low) * (plan.inputs.dim + 8))))
@@ -71,14 +71,14 @@ def weigh(plan: Plan, batch: int, head: int, queries: NDArray[np.int64], low: in
 
 def _each_tile(plan: Plan, run: Callable[..., None], results: tuple[Strided, ...], shifted: bool = False) -> None:
     """run(inputs, scratch, first, last, *results) over all tiles of queries, on all threads."""
-    extent, room = plan.problem.extent, _Room(plan)
+    extent = plan.problem.extent
     if 0 in (extent.batch, extent.heads, extent.queries):
         return
     rows = host().rows(plan.problem.compute_dtype)
     if not plan.by_block:
         items = extent.batch * extent.heads * -(-extent.queries // rows)
         share(
-            lambda first, last: run(plan.inputs, room.here(), first, last, *results),
+            lambda first, last: run(plan.inputs, _room(plan), first, last, *results),
             items,
             _grain(plan, items),
         )
@@ -90,23 +90,21 @@ def _each_tile(plan: Plan, run: Callable[..., None], results: tuple[Strided, ...
             inputs, _kept = plan.block(batch, head, queries)
             here = (part(result, batch, head, queries.start) for result in results)
             extra = {"shift": queries.start} if shifted else {}
-            run(inputs, room.here(), 0, -(-inputs.queries // rows), *here, **extra)
+            run(inputs, _room(plan), 0, -(-inputs.queries // rows), *here, **extra)
 
     share(some_blocks, len(places))
 
 
-class _Room:
-    """Scratch of its own for each thread that asks."""
+_rooms = threading.local()
 
-    def __init__(self, plan: Plan) -> None:
-        self._make = (plan.problem.compute_dtype, plan.inputs.dim, plan.inputs.value_dim)
-        self._by_thread = threading.local()
 
-    def here(self) -> Scratch:
-        if not hasattr(self._by_thread, "room"):
-            self._by_thread.room = scratch(*self._make)
-        room: Scratch = self._by_thread.room
-        return room
+def _room(plan: Plan) -> Scratch:
+    """This thread's scratch: kept from its last call if that was of the same size."""
+    needed = (plan.problem.compute_dtype, plan.inputs.dim, plan.inputs.value_dim)
+    if getattr(_rooms, "size", None) != needed:
+        _rooms.size, _rooms.scratch = needed, scratch(*needed)
+    room: Scratch = _rooms.scratch
+    return room
 
 
 def _grain(plan: Plan, items: int) -> int:

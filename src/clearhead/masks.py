@@ -14,6 +14,7 @@ Every mask can also be asked cell by cell (``visible``).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -42,7 +43,7 @@ class Extent:
 
     @property
     def batch(self) -> int:
-        return int(np.prod(self.lead, dtype=np.int64))
+        return math.prod(self.lead)
 
     def offset(self, align: Align, what: str) -> int:
         """How far query 0 stands from key 0, in keys: position of query i is ``i + offset``."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from clearhead.scores import Additive, General
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
+_ZERO, _NONE = np.zeros(1, np.int64), np.zeros(0)
 BLOCK_CELLS = 1 << 20  # of a block worked out in NumPy: 4 MB of float32 scores
 
 
@@ -93,23 +95,20 @@ def plan(problem: Problem) -> Plan:
         # q.W.k is the dot product of q.W with k.
         query = np.matmul(query.astype(at), score.base.weight.astype(at))
     start, stop, array, rest = _masked(problem)
-    nothing = np.zeros((1, 1, 1, 0), at)
-    arrays = {
-        "query": query,
-        "key": problem.key,
-        "value": nothing if problem.value is None else problem.value,
-        "start": start[..., None],
-        "stop": stop[..., None],
-        "allowed": nothing.astype(bool) if array is None else np.broadcast_to(array.allowed, extent.shape),
-        "bias": nothing if score.bias is None or scored else np.broadcast_to(score.bias, extent.shape),
-    }
+    arrays = {"query": query, "key": problem.key, "start": start[..., None], "stop": stop[..., None]}
+    if problem.value is not None:
+        arrays["value"] = problem.value
+    if array is not None:
+        arrays["allowed"] = np.broadcast_to(array.allowed, extent.shape)
+    if score.bias is not None and not scored:
+        arrays["bias"] = np.broadcast_to(score.bias, extent.shape)
     arrays = {name: _readable(values) for name, values in arrays.items()}
-    slopes = np.zeros(0) if score.slopes is None or scored else np.broadcast_to(score.slopes, extent.heads)
-    sinks = np.zeros(0) if score.sinks is None else np.broadcast_to(score.sinks, extent.heads)
+    places = {"value": _absent(at), "allowed": _absent(np.dtype(bool)), "bias": _absent(at)}
+    places |= {name: strided(values) for name, values in arrays.items()}
     inputs = Inputs(
-        **{name: strided(values) for name, values in arrays.items()},
-        slopes=slopes.astype(np.float64),
-        sinks=sinks.astype(np.float64),
+        **places,
+        slopes=_per_head(None if scored else score.slopes, extent.heads),
+        sinks=_per_head(score.sinks, extent.heads),
         scale=problem.scale,
         softcap=0.0 if score.softcap is None or scored else score.softcap,
         offset=0 if score.slopes is None else extent.offset(score.align, "alibi"),
@@ -126,12 +125,23 @@ def plan(problem: Problem) -> Plan:
 
 def strided(array: NDArray[Any]) -> Strided:
     """(*lead, a, b, c) as the kernels see it. No copy: whoever calls must keep the array."""
-    offset = np.zeros((), np.int64)
-    for size, stride in zip(array.shape[:-3], array.strides, strict=False):
-        offset = np.add.outer(offset, np.arange(size) * (stride // array.itemsize))
-    steps = tuple(int(stride) // array.itemsize for stride in array.strides[-3:])
-    like = np.zeros(1, array.dtype)
-    return Strided(like, array.__array_interface__["data"][0], offset.reshape(-1), steps, array.size)  # type: ignore[arg-type]
+    size, lead, strides = array.itemsize, array.shape[:-3], array.strides
+    offset = _ZERO
+    for length, stride in zip(lead, strides, strict=False):
+        offset = (offset[:, None] + np.arange(length) * (stride // size)).reshape(-1)
+    steps = (strides[-3] // size, strides[-2] // size, strides[-1] // size)
+    return Strided(_like(array.dtype), array.__array_interface__["data"][0], offset, steps, array.size)
+
+
+@cache
+def _like(dtype: np.dtype[Any]) -> NDArray[Any]:
+    """By which kernels know the type of what they point at."""
+    return np.zeros(1, dtype)
+
+
+@cache
+def _absent(dtype: np.dtype[Any]) -> Strided:
+    return Strided(_like(dtype), 0, _ZERO, (0, 0, 0), 0)
 
 
 def part(array: Strided, batch: int, first: int, second: int) -> Strided:
@@ -149,6 +159,10 @@ def blocks(plan: Plan) -> Iterator[tuple[int, int, slice]]:
         for head in range(extent.heads):
             for first in range(0, extent.queries, plan.block_rows):
                 yield batch, head, slice(first, min(first + plan.block_rows, extent.queries))
+
+
+def _per_head(values: Floats | None, heads: int) -> NDArray[np.float64]:
+    return _NONE if values is None else np.broadcast_to(values, heads).astype(np.float64)
 
 
 def _masked(problem: Problem) -> tuple[Ints, Ints, Array | None, Mask | None]:
@@ -186,7 +200,8 @@ def _readable(array: NDArray[Any]) -> NDArray[Any]:
 
     16 bits go under the name of integers, so that Numba knows the two apart: see ``kernels.vectors.widen``.
     """
-    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     if not array.flags.aligned or any(stride % array.itemsize for stride in array.strides):
         array = array.copy()
     if array.itemsize == 2:

@@ -96,8 +96,9 @@ def _common_dtype(arrays: dict[str, NDArray[Any]]) -> np.dtype[Any]:
                 f"{name} has dtype {array.dtype}, attention needs one of {', '.join(FLOATS)}: "
                 f"convert it, for example {name}.astype(np.float32)"
             )
+    dtypes = {array.dtype for array in arrays.values()}
     try:
-        return np.result_type(*arrays.values()).newbyteorder("=")
+        return dtypes.pop() if len(dtypes) == 1 and array.dtype.isnative else np.result_type(*dtypes).newbyteorder("=")
     except TypeError:  # float16 and bfloat16 have no common 16-bit type
         return np.dtype(np.float32)
 
@@ -111,8 +112,11 @@ def _check_ranks(arrays: dict[str, NDArray[Any]]) -> None:
 
 
 def _broadcast_lead(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    leads = {array.shape[:-3] for array in arrays.values()}
+    if len(leads) == 1:
+        return arrays
     try:
-        lead = np.broadcast_shapes(*(array.shape[:-3] for array in arrays.values()))
+        lead = np.broadcast_shapes(*leads)
     except ValueError:
         shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
         raise ValueError(f"the leading axes do not broadcast: {shapes}") from None

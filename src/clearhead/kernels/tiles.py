@@ -3,6 +3,7 @@
 ``Inputs`` is the problem as places and numbers; ``Scratch`` the few tens of kilobytes that a thread works in.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,7 +95,7 @@ def scratch(dtype: DTypeLike, dim: int, value_dim: int) -> Scratch:
     dim = max(dim, 1)
 
     def room(shape: tuple[int, ...], kind: DTypeLike = dtype) -> NDArray[Any]:
-        size = int(np.prod(shape)) * np.dtype(kind).itemsize
+        size = math.prod(shape) * np.dtype(kind).itemsize
         raw = np.zeros(size + 64, np.uint8)
         start = -raw.ctypes.data % 64
         return raw[start : start + size].view(kind).reshape(shape)
