@@ -170,9 +170,7 @@ def _colours() -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
     stops = ["#0b0d1a", "#1d1f4d", "#4a2a80", "#8f2f86", "#d4476b", "#f4854e", "#fcc65d", "#fcfbd0"]
-    colours = LinearSegmentedColormap.from_list("clearhead", stops, N=512)
-    colours.set_bad(HIDDEN)
-    return colours
+    return LinearSegmentedColormap.from_list("clearhead", stops, N=512).with_extremes(bad=HIDDEN)
 
 
 def _label(axes: Axes, tokens: list[str], shape: tuple[int, ...], count: int) -> None:
