@@ -1,0 +1,129 @@
+"""`clearhead plot`, and the pictures it makes."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from PIL import Image
+
+from clearhead.picture import SMALLEST, draw, readable, resolution, spread
+
+Run = Callable[..., Any]
+
+
+@pytest.mark.parametrize("size", [300, 640, 900])
+def test_a_png_of_the_size_asked_for(size: int, recorded: Path, tmp_path: Path, run: Run) -> None:
+    path = tmp_path / "new" / "head.png"
+    result = run("plot", recorded, "--layer", 1, "--head", 2, "-o", path, "--size", size)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == f"Wrote {path}\n"
+    with Image.open(path) as picture:
+        assert picture.format == "PNG"
+        assert picture.width == size
+        assert 0.8 * size < picture.height <= 1.1 * size
+        assert len(picture.convert("RGB").getcolors(1 << 20)) > 50
+    assert [left.name for left in path.parent.iterdir()] == ["head.png"]
+
+
+def test_an_svg_names_its_axes(recorded: Path, tmp_path: Path, run: Run) -> None:
+    path = tmp_path / "head.SVG"
+    assert run("plot", recorded, "--layer", 0, "--head", 0, "-o", path).exit_code == 0
+    assert ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    words = path.read_text()
+    assert all(f"<!-- {word} -->" in words for word in ("query", "key", "mean weight", "cat"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--layer", "9", "--head", "0", "-o", "x.png"], "layer 9 is not in the trace"),
+        (["--layer", "0", "--head", "9", "-o", "x.png"], "layer 0 has heads 0 to 5, there is no head 9"),
+        (["--layer", "0", "--head", "0", "-o", "x.gif"], "x.gif must end in .png or .svg"),
+    ],
+)
+def test_what_cannot_be_drawn(
+    words: list[str], said: str, recorded: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("plot", recorded, *words)
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_matplotlib(recorded: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    for name in [name for name in sys.modules if name.startswith("matplotlib")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = run("plot", recorded, "--layer", 0, "--head", 0, "-o", tmp_path / "x.png")
+    assert result.exit_code == 1
+    assert "pip install 'clearhead[demo]'" in result.stderr
+
+
+def test_long_texts_show_positions(tmp_path: Path) -> None:
+    draw(np.tril(np.full((50, 50), 0.02)), tmp_path / "x.svg", tokens=5000, title="long", size=400)
+    words = (tmp_path / "x.svg").read_text()
+    assert "<!-- 4,000 -->" in words
+    assert "<!-- long -->" in words
+
+
+@pytest.mark.parametrize("map", [np.zeros((3, 3)), np.ones((1, 1)), np.full((2, 700), 1e-12)])
+def test_odd_maps(map: np.ndarray, tmp_path: Path) -> None:
+    assert draw(map, tmp_path / "x.png", tokens=max(map.shape)).exists()
+
+
+def test_characters_without_a_glyph_are_drawn_without_a_warning(tmp_path: Path) -> None:
+    draw(np.eye(3), tmp_path / "x.png", tokens=["漢字", "🙂", "\x07"])
+
+
+@pytest.mark.parametrize(
+    ("map", "options", "words"),
+    [
+        (np.zeros(3), {}, r"map must be \(rows, columns\) of finite numbers, got shape \(3,\)"),
+        (np.zeros((0, 3)), {}, "map must be"),
+        (np.full((2, 2), np.nan), {}, "map must be"),
+        (np.eye(2), {"size": SMALLEST - 1}, "size is 299: a picture needs 300 pixels"),
+    ],
+)
+def test_maps_that_cannot_be_drawn(map: np.ndarray, options: dict[str, int], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=words):
+        draw(map, tmp_path / "x.png", tokens=2, **options)
+
+
+def test_a_full_disk_leaves_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*words: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        draw(np.eye(3), tmp_path / "x.png", tokens=3)
+    assert list(tmp_path.iterdir()) == []
+
+
+@given(arrays(float, st.tuples(st.integers(1, 9), st.integers(1, 9)), elements=st.floats(0, 1)), st.integers(1, 30))
+def test_pixels_are_means(rows: np.ndarray, side: int) -> None:
+    pixels = spread(rows, side)
+    assert pixels.shape == (side, side)
+    assert pixels.mean() == pytest.approx(rows.mean(), abs=1e-12)
+    assert pixels.max() <= rows.max() + 1e-12
+
+
+def test_resolution() -> None:
+    assert resolution(900, 40) == 40
+    assert resolution(900, 100_000) == 722
+
+
+def test_readable() -> None:
+    assert [readable(token) for token in ("\t", "a\u200bb", " ", "")] == ["⇥", "a·b", "␣", ""]

@@ -1,0 +1,135 @@
+"""`clearhead trace`: what it writes, what it says, and one clear line for everything that can go wrong."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+
+from clearhead.cli.trace import parse_layers
+from clearhead.trace import Trace, recording, writer
+
+Run = Callable[..., Any]
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != "text.txt")
+
+
+def test_a_trace(model: Path, text: Path, tmp_path: Path, run: Run) -> None:
+    result = run("trace", model, "--text", text, "--max-tokens", "20", "--layers", "0,2", "-o", tmp_path / "a" / "t")
+    assert result.exit_code == 0, result.stderr
+    trace = Trace.open(tmp_path / "a" / "t")
+    assert len(trace.tokens) == 20
+    assert trace.layers == (0, 2)
+    assert "tiny: 2 of 3 layers, 20 tokens: the trace will take about 12.2 kB" in result.stderr
+    assert result.stdout.startswith(f"Wrote {tmp_path / 'a' / 't'}: ")
+    assert "peak memory" in result.stdout
+    assert "As matrices, its weights would take 19.2 kB." in result.stdout
+    assert result.stdout.endswith(f"Next: clearhead report {tmp_path / 'a' / 't'}\n")
+
+
+def test_the_trace_is_named_after_its_text(
+    model: Path, text: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("trace", model, "--text", text).exit_code == 0
+    assert left(tmp_path) == ["text.trace"]
+
+
+@pytest.mark.parametrize(
+    ("given", "layers"),
+    [("0", {0}), ("0,5-8", {0, 5, 6, 7, 8}), (" 3 - 4 , 1", {1, 3, 4}), ("2-2,2", {2}), (None, None)],
+)
+def test_layers(given: str | None, layers: set[int] | None) -> None:
+    assert parse_layers(given) == layers
+
+
+@pytest.mark.parametrize("given", ["", "a", "1,", "1-", "-1", "1--2", "8-5", "1.5", "99999999"])
+def test_layers_that_are_none_are_wrong_usage(given: str, model: Path, text: Path, run: Run) -> None:
+    with pytest.raises(typer.BadParameter):
+        parse_layers(given)
+    assert run("trace", model, "--text", text, "--layers", given).exit_code == 2
+
+
+def failed(result: Any, words: str) -> None:
+    """It ended with 1, and its last line says why."""
+    assert result.exit_code == 1, result.output
+    *_, last = result.stderr.splitlines()
+    assert last.startswith("clearhead: ")
+    assert words in last
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_what_can_be_wrong_with_the_arguments(model: Path, text: Path, tmp_path: Path, run: Run) -> None:
+    out = ("-o", tmp_path / "t")
+    failed(run("trace", "nowhere", "--text", text, *out), "there is no model 'nowhere': give the path of a local")
+    failed(run("trace", model, "--text", tmp_path / "gone", *out), "gone does not exist: --text takes the name")
+    failed(run("trace", model, "--text", tmp_path, *out), "is a folder: --text takes the name of a text file")
+    text.write_text(" \n")
+    failed(run("trace", model, "--text", text, *out), "text.txt is empty: there is nothing to read")
+    text.write_bytes("naïve".encode("latin1"))
+    failed(run("trace", model, "--text", text, *out), "text.txt is not UTF-8 text: byte 2 is 0xef")
+    text.write_text("the cat " * 300)
+    long = run("trace", model, "--text", text, *out)
+    failed(long, "tokens and tiny reads at most 256: give --max-tokens 256 to trace its beginning")
+    text.write_text("the cat")
+    failed(run("trace", model, "--text", text, "--layers", "1,7", *out), "tiny has layers 0 to 2: there is no layer 7")
+    assert left(tmp_path) == []
+
+
+def test_what_is_not_a_trace_is_not_overwritten(model: Path, text: Path, tmp_path: Path, run: Run) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter").write_text("years of work")
+    failed(run("trace", model, "--text", text, "-o", tmp_path / "thesis"), "thesis exists and is not a trace")
+    failed(run("trace", model, "--text", text, "-o", text), "text.txt is not a folder")
+    assert left(tmp_path / "thesis") == ["chapter"]
+
+
+def test_a_disk_without_room(
+    model: Path, text: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5_000_000))
+    failed(run("trace", model, "--text", text, "-o", tmp_path / "t"), "and 5.0 MB are free in")
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device. Nothing was left behind"),
+        (OSError(errno.EROFS, "Read-only file system"), "Read-only file system. Nothing was left behind"),
+        (KeyboardInterrupt(), "stopped. Nothing half-written was left behind"),
+    ],
+)
+def test_what_can_happen_while_it_writes(
+    error: BaseException, words: str, model: Path, text: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = recording.write_layer
+
+    def fails(into: Any, layer: Any) -> None:
+        if layer.layer == 1:
+            raise error
+        write(into, layer)
+
+    monkeypatch.setattr(recording, "write_layer", fails)
+    failed(run("trace", model, "--text", text, "-o", tmp_path / "t"), words)
+    assert left(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_made(
+    model: Path, text: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*words: Any, **options: Any) -> str:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(writer.tempfile, "mkdtemp", fails)
+    result = run("trace", model, "--text", text, "-o", tmp_path / "t")
+    failed(result, "t: Permission denied. Nothing was left behind")
