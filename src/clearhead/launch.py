@@ -14,8 +14,8 @@ from clearhead.kernels import weights as weight_kernels
 from clearhead.kernels.forward import attend
 from clearhead.kernels.target import host
 from clearhead.kernels.threads import get_num_threads, share
-from clearhead.kernels.tiles import Inputs, Scratch, Strided, scratch
-from clearhead.plan import Plan, blocks, part, strided
+from clearhead.kernels.tiles import Scratch, Strided, scratch
+from clearhead.plan import Plan, strided
 
 Floats = NDArray[np.floating[Any]]
 # Arithmetic in one share of work, in multiply-adds: some 50 microseconds, far above what handing it over costs.
@@ -27,7 +27,8 @@ def forward(plan: Plan) -> tuple[Floats, Floats]:
     extent = plan.problem.extent
     output = np.zeros((extent.batch, extent.heads, extent.queries, plan.inputs.value_dim), plan.problem.compute_dtype)
     logsumexp = np.full((*output.shape[:-1], 1), -np.inf)
-    _each_tile(plan, attend, (strided(output), strided(logsumexp)))
+    into = strided(output), strided(logsumexp)
+    _each_tile(plan, lambda w, first, last: attend(plan.inputs, w, first, last, *into))
     return output, logsumexp[..., 0]
 
 
@@ -35,11 +36,12 @@ def measure(plan: Plan, logsumexp: Floats, sink: int, aligned: int) -> Floats:
     """All row measures: (batch, heads, queries, measures) float64, in the order of ``kernels.measure``."""
     extent = plan.problem.extent
     out = np.zeros((extent.batch, extent.heads, extent.queries, measure_kernels.MEASURES))
+    logs, into = strided(logsumexp[..., None]), strided(out)
 
-    def run(x: Inputs, w: Scratch, first: int, last: int, logs: Strided, measured: Strided, shift: int = 0) -> None:
-        measure_kernels.measure_rows(x, w, first, last, logs, sink, aligned + shift, measured)
+    def tiles(w: Scratch, first: int, last: int) -> None:
+        measure_kernels.measure_rows(plan.inputs, w, first, last, logs, sink, aligned, into)
 
-    _each_tile(plan, run, (strided(logsumexp[..., None]), strided(out)), shifted=True)
+    _each_tile(plan, tiles)
     return out
 
 
@@ -49,50 +51,24 @@ def weigh(plan: Plan, batch: int, head: int, queries: NDArray[np.int64], low: in
     out = np.zeros((len(queries), high - low), plan.problem.compute_dtype)
     if out.size == 0:
         return out
-    into, logs = strided(out[None]), strided(logsumexp[..., None])
+    logs = strided(logsumexp[..., None])
 
     def rows(first: int, last: int) -> None:
-        some = queries[first:last]
-        if not plan.by_block:
-            here = part(into, 0, 0, first)
-            weight_kernels.weigh(plan.inputs, _room(plan), batch, head, some, low, high, logs, here)
-            return
-        for begin, end in _runs(some, plan.block_rows):
-            rows = slice(int(some[begin]), int(some[end - 1]) + 1)
-            inputs, _kept = plan.block(batch, head, rows)
-            here, seen = part(into, 0, 0, first + begin), part(logs, batch, head, rows.start)
-            picked = some[begin:end] - rows.start
-            weight_kernels.weigh(inputs, _room(plan), 0, 0, picked, low, high, seen, here)
+        into: Strided = strided(out[None, first:last])
+        weight_kernels.weigh(plan.inputs, _room(plan), batch, head, queries[first:last], low, high, logs, into)
 
     tile = host().rows(plan.problem.compute_dtype)
     share(rows, len(queries), tile * max(1, GRAIN // (tile * (high - low) * (plan.inputs.dim + 8))))
     return out
 
 
-def _each_tile(plan: Plan, run: Callable[..., None], results: tuple[Strided, ...], shifted: bool = False) -> None:
-    """run(inputs, scratch, first, last, *results) over all tiles of queries, on all threads."""
+def _each_tile(plan: Plan, run: Callable[[Scratch, int, int], None]) -> None:
+    """run(scratch, first, last) over all tiles of queries, on all threads."""
     extent = plan.problem.extent
     if 0 in (extent.batch, extent.heads, extent.queries):
         return
-    rows = host().rows(plan.problem.compute_dtype)
-    if not plan.by_block:
-        items = extent.batch * extent.heads * -(-extent.queries // rows)
-        share(
-            lambda first, last: run(plan.inputs, _room(plan), first, last, *results),
-            items,
-            _grain(plan, items),
-        )
-        return
-    places = list(blocks(plan))
-
-    def some_blocks(first: int, last: int) -> None:
-        for batch, head, queries in places[first:last]:
-            inputs, _kept = plan.block(batch, head, queries)
-            here = (part(result, batch, head, queries.start) for result in results)
-            extra = {"shift": queries.start} if shifted else {}
-            run(inputs, _room(plan), 0, -(-inputs.queries // rows), *here, **extra)
-
-    share(some_blocks, len(places))
+    items = extent.batch * extent.heads * -(-extent.queries // host().rows(plan.problem.compute_dtype))
+    share(lambda first, last: run(_room(plan), first, last), items, _grain(plan, items))
 
 
 _rooms = threading.local()
@@ -100,7 +76,7 @@ _rooms = threading.local()
 
 def _room(plan: Plan) -> Scratch:
     """This thread's scratch: kept from its last call if that was of the same size."""
-    needed = (plan.problem.compute_dtype, plan.inputs.dim, plan.inputs.value_dim)
+    needed = (plan.problem.compute_dtype, plan.inputs.dim, plan.inputs.value_dim, plan.depth)
     if getattr(_rooms, "size", None) != needed:
         _rooms.size, _rooms.scratch = needed, scratch(*needed)
     room: Scratch = _rooms.scratch
@@ -112,13 +88,3 @@ def _grain(plan: Plan, items: int) -> int:
     x = plan.inputs
     one = host().rows(plan.problem.compute_dtype) * max(1, x.keys) * (x.dim + x.value_dim + 8)
     return max(1, min(GRAIN // one, items // (4 * get_num_threads())))
-
-
-def _runs(queries: NDArray[np.int64], longest: int) -> list[tuple[int, int]]:
-    """Cut ascending stretches of queries into pieces that span at most ``longest`` rows."""
-    cuts, begin = [], 0
-    for n in range(1, len(queries) + 1):
-        if n == len(queries) or queries[n] < queries[n - 1] or queries[n] - queries[begin] >= longest:
-            cuts.append((begin, n))
-            begin = n
-    return cuts

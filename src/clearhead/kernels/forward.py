@@ -14,11 +14,9 @@ from clearhead.kernels.microkernels import exp2_tile, exp_tile, finite_row, mix_
 from clearhead.kernels.tiles import (
     BLOCK,
     CHANGE,
-    HIDDEN,
     OLD_TOP,
     TOP,
     TOTAL,
-    WHOLLY,
     copy_rows,
     fill,
     in_place,
@@ -29,6 +27,7 @@ from clearhead.kernels.tiles import (
     take_tile,
 )
 from clearhead.kernels.vectors import LN2, address_of, pointer, widen
+from clearhead.kernels.visible import HIDDEN, WHOLLY
 
 
 @kernel
@@ -118,7 +117,7 @@ def mark_visible(w, keys):
     """Remember, before scores become weights, which cells are hidden (-inf)."""
     for j in range(keys):
         for r in range(len(w.queries)):
-            w.visible[j, r] = w.scores[j, r] != -np.inf
+            w.visible[0, j, r] = w.scores[j, r] != -np.inf
 
 
 @step
@@ -130,7 +129,7 @@ def mix_visible(x, w, batch, head, first, keys):
         for i in range(x.value_dim):
             number = widen(row[i * step])
             for r in range(len(w.queries)):
-                if w.visible[j, r]:
+                if w.visible[0, j, r]:
                     w.output[i, r] += w.scores[j, r] * number
 
 

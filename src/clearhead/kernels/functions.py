@@ -1,6 +1,8 @@
-"""The user's own functions of (score, batch, head, query, key) and (batch, head, query, key), compiled.
+"""The user's own functions of (score, batch, head, query, key) and (batch, head, query, key), compiled to act on tiles.
 
-Each is compiled once per process and applied cell by cell to a block, without the GIL.
+Each becomes a C function ``f(tile, lanes, queries, first, keys, batch, head)`` that the kernels call by address, where
+the tile is hot in the cache: scores (keys, lanes) are replaced, or bytes (keys, lanes) written that say what is
+visible. Lane r holds query ``queries[r]``, row j key ``first + j``. A function is compiled once per process.
 """
 
 from collections.abc import Callable
@@ -9,52 +11,63 @@ from typing import Any
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
+from numba import types
+from numpy.typing import DTypeLike
+
+whole = types.int64
 
 
 @lru_cache(maxsize=256)
-def score(function: Callable[..., Any]) -> Callable[..., NDArray[Any]]:
-    """``apply(scores, batch, head, first query) -> scores`` for a block (queries, keys)."""
-    cell = numba.njit(function)
+def score(function: Callable[..., Any], dtype: DTypeLike) -> Any:
+    """The compiled form of ``function(score, batch, head, query, key) -> score``; its address is ``.address``."""
+    kind = numba.from_dtype(np.dtype(dtype))
 
-    @numba.njit(nogil=True, error_model="numpy")
-    def apply(scores, batch, head, first):
-        out = np.empty_like(scores)
-        for i in range(scores.shape[0]):
-            for j in range(scores.shape[1]):
-                out[i, j] = cell(scores[i, j], batch, head, first + i, j)
-        return out
+    def build():
+        cell = numba.njit(function)
 
-    return _explained(apply, function, "score")
+        @numba.cfunc(_signature(kind))
+        def tile(tile, lanes, queries, first, keys, batch, head):
+            scores, query = numba.carray(tile, (keys, lanes)), numba.carray(queries, (lanes,))
+            for j in range(keys):
+                for r in range(lanes):
+                    scores[j, r] = cell(scores[j, r], batch, head, query[r], first + j)
+
+        return tile
+
+    return _explained(build, function, "score")
 
 
 @lru_cache(maxsize=256)
-def visible(function: Callable[..., Any]) -> Callable[..., NDArray[np.bool_]]:
-    """``apply(batch, head, query, key) -> bool`` on index arrays of equal shape, one axis each."""
-    cell = numba.njit(function)
+def visible(function: Callable[..., Any]) -> Any:
+    """The compiled form of ``function(batch, head, query, key) -> bool``; its address is ``.address``."""
 
-    @numba.njit(nogil=True, error_model="numpy")
-    def apply(batch, head, query, key):
-        out = np.empty(len(query), np.bool_)
-        for i in range(len(query)):
-            out[i] = cell(batch[i], head[i], query[i], key[i])
-        return out
+    def build():
+        cell = numba.njit(function)
 
-    return _explained(apply, function, "mask")
+        @numba.cfunc(_signature(types.uint8))
+        def tile(tile, lanes, queries, first, keys, batch, head):
+            seen, query = numba.carray(tile, (keys, lanes)), numba.carray(queries, (lanes,))
+            for j in range(keys):
+                for r in range(lanes):
+                    seen[j, r] = 1 if cell(batch, head, query[r], first + j) else 0
+
+        return tile
+
+    return _explained(build, function, "mask")
 
 
-def _explained(compiled: Callable[..., Any], function: Callable[..., Any], what: str) -> Callable[..., Any]:
-    """The compiled function, whose compiler's errors say which function could not be compiled, and why."""
+def _signature(element: Any) -> Any:
+    return types.void(types.CPointer(element), whole, types.CPointer(whole), whole, whole, whole, whole)
 
-    def call(*arguments: Any) -> Any:
-        try:
-            return compiled(*arguments)
-        except numba.core.errors.NumbaError as error:
-            name = getattr(function, "__name__", repr(function))
-            reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-            raise TypeError(
-                f"the {what} function {name!r} cannot be compiled by Numba: write it in plain arithmetic on numbers "
-                f"(+ - * / comparisons, if, math.*), without arrays or tensors. Numba says: {reason}"
-            ) from error
 
-    return call
+def _explained(build: Callable[[], Any], function: Callable[..., Any], what: str) -> Any:
+    """What ``build`` compiles; the compiler's errors say which function could not be compiled, and why."""
+    try:
+        return build()
+    except numba.core.errors.NumbaError as error:
+        name = getattr(function, "__name__", repr(function))
+        lines = [line for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
+        raise TypeError(
+            f"the {what} function {name!r} cannot be compiled by Numba: write it in plain arithmetic on numbers "
+            f"(+ - * / comparisons, if, math.*), without arrays or tensors. Numba says: {lines[-1].strip()}"
+        ) from error

@@ -5,8 +5,9 @@ Nothing but five numbers a row is kept. Definitions: ``clearhead.measures``.
 
 from clearhead.kernels.cache import kernel
 from clearhead.kernels.microkernels import fold_tile
-from clearhead.kernels.tiles import BLOCK, FOLDS, HIDDEN, fill, load_queries, row_of, score_keys, take_tile
+from clearhead.kernels.tiles import BLOCK, FOLDS, fill, load_queries, row_of, score_keys, take_tile
 from clearhead.kernels.vectors import LN2, pointer
+from clearhead.kernels.visible import HIDDEN
 from clearhead.kernels.weights import load_logsumexp, to_weights
 
 ENTROPY, DISTANCE, SINK, PREVIOUS, SELF = range(5)

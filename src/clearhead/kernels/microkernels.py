@@ -52,6 +52,36 @@ def score_tile(typingctx, key, stride, query, scores, dim, keys, top):
 
 
 @intrinsic
+def additive_tile(typingctx, key, stride, query, vector, scores, hidden, keys):
+    """scores[keys, rows] = sum over h of vector[h] * tanh(key[keys, h] + query[h, rows]). keys is even."""
+
+    def generate(context, b, signature, arguments):
+        key, stride, query, vector, scores, hidden, keys = arguments
+        v = Vectors(b, signature.args[0].dtype)
+
+        def two_keys(t, _):
+            first = b.mul(t, ir.Constant(i64, 2))
+            rows = [at(b, key, b.mul(stride, b.add(first, ir.Constant(i64, r)))) for r in range(2)]
+
+            def one_hidden(i, sums):
+                q, weight, out = v.load_all(v.row(query, i)), v.splat(b.load(at(b, vector, i))), []
+                for r in range(2):
+                    k = v.splat(b.load(at(b, rows[r], i)))
+                    out += [v.fma(weight, v.tanh(b.fadd(x, k)), sums[r * v.count + c]) for c, x in enumerate(q)]
+                return out
+
+            s = loop(b, hidden, [v.const(0.0)] * (2 * v.count), one_hidden)
+            for r in range(2):
+                v.store_all(s[r * v.count : (r + 1) * v.count], at(b, v.row(scores, first), r * v.rows))
+            return []
+
+        loop(b, b.sdiv(keys, ir.Constant(i64, 2)), [], two_keys)
+        return context.get_dummy_value()
+
+    return void(key, index, query, query, scores, index, index), generate
+
+
+@intrinsic
 def cap_tile(typingctx, scores, keys, softcap):
     """scores = softcap * tanh(scores / softcap)"""
 

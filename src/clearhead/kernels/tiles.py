@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 from clearhead.kernels.cache import step
 from clearhead.kernels.microkernels import (
     add_tile,
+    additive_tile,
     cap_tile,
     hide_outside,
     hide_tile,
@@ -20,10 +21,10 @@ from clearhead.kernels.microkernels import (
     top_tile,
 )
 from clearhead.kernels.target import host
-from clearhead.kernels.vectors import LOG2E, address_of, pointer, widen
+from clearhead.kernels.vectors import LOG2E, address_of, call_at, pointer, widen
+from clearhead.kernels.visible import HIDDEN, PARTLY, WHOLLY, run_program
 
 BLOCK = 128  # keys in a tile: with 48 queries, scores take 24 KB and stay in the first-level cache
-HIDDEN, PARTLY, WHOLLY = 0, 1, 2  # how much of a tile its queries may see
 
 
 class Strided(NamedTuple):
@@ -45,8 +46,10 @@ class Inputs(NamedTuple):
     """A problem in the kernels' terms. What is optional has size 0, a softcap of 0 is none.
 
     query, key, value : (batch, heads, tokens, dim). start, stop : (batch, heads, queries, 1), the first visible key and
-    one past the last; (0, 0) sees nothing. allowed, bias : (batch, heads, queries, keys).
-    slopes, sinks : (heads,). scale : of q.k. offset : of query 0 among the keys. micro : keys in a micro-tile.
+    one past the last; (0, 0) sees nothing. program : the rest of the mask, see ``visible``.
+    bias : (batch, heads, queries, keys). slopes, sinks : (heads,). vector : (dim,), of the additive score, whose
+    projected queries and keys are query and key. function : the address of the user's score function.
+    scale : of the match. offset : of query 0 among the keys. micro : keys in a micro-tile.
     """
 
     query: Strided
@@ -54,10 +57,12 @@ class Inputs(NamedTuple):
     value: Strided
     start: Strided
     stop: Strided
-    allowed: Strided
+    program: NDArray[np.int64]
     bias: Strided
     slopes: NDArray[np.float64]
     sinks: NDArray[np.float64]
+    vector: NDArray[Any]
+    function: int
     scale: float
     softcap: float
     offset: int
@@ -80,16 +85,18 @@ class Scratch(NamedTuple):
     key: NDArray[Any]  # (BLOCK, dim), where keys cannot be read in place
     value: NDArray[Any]  # (BLOCK, value dim), likewise
     lanes: NDArray[Any]  # (10, rows): one number for each query, named below
-    visible: NDArray[np.uint8]  # (BLOCK, rows)
+    visible: NDArray[np.uint8]  # (depth, BLOCK, rows): the stack of a mask's program
+    shown: NDArray[np.int64]  # (depth,): how much of each entry is visible
     bounds: NDArray[np.int32]  # (2, rows): start, stop
+    spans: NDArray[np.int64]  # (2, rows): those of a leaf of the program, or ids
     queries: NDArray[np.int64]  # (rows,): which queries the lanes hold
 
 
 TOP, OLD_TOP, TOTAL, CHANGE, POSITION, HIGH, LOW, FOLDS = range(8)  # of Scratch.lanes; there are three folds
 
 
-def scratch(dtype: DTypeLike, dim: int, value_dim: int) -> Scratch:
-    """Room for one thread computing in ``dtype``; rows begin on cache lines."""
+def scratch(dtype: DTypeLike, dim: int, value_dim: int, depth: int) -> Scratch:
+    """Room for one thread computing in ``dtype``, with a stack of ``depth``; rows begin on cache lines."""
     target = host()
     rows, columns = target.rows(dtype), -(-value_dim // target.keys) * target.keys
     dim = max(dim, 1)
@@ -108,8 +115,10 @@ def scratch(dtype: DTypeLike, dim: int, value_dim: int) -> Scratch:
         room((BLOCK, dim)),
         room((BLOCK, columns)),
         room((10, rows)),
-        room((BLOCK, rows), np.uint8),
+        room((depth, BLOCK, rows), np.uint8),
+        room((depth,), np.int64),
         room((2, rows), np.int32),
+        room((2, rows), np.int64),
         room((rows,), np.int64),
     )
 
@@ -130,7 +139,7 @@ def in_place(array, stored_like):
 @step
 def is_natural(x):
     """Whether scores must be in natural units (they are bent or added to) instead of units of log2."""
-    return x.softcap > 0 or x.bias.size > 0 or x.slopes.size > 0
+    return x.softcap > 0 or x.bias.size > 0 or x.slopes.size > 0 or x.function != 0 or x.vector.size > 0
 
 
 @step
@@ -138,8 +147,8 @@ def take_tile(x, w, tile):
     """w.queries = the queries of this tile; how many."""
     rows = len(w.queries)
     here = min(rows, x.queries - tile * rows)
-    for r in range(here):
-        w.queries[r] = tile * rows + r
+    for r in range(rows):
+        w.queries[r] = tile * rows + min(r, here - 1)
     return here
 
 
@@ -151,7 +160,7 @@ def load_queries(x, w, batch, head, here):
     full_low ... full_high-1 from none.
     """
     lanes = len(w.queries)
-    scale = x.scale if is_natural(x) else x.scale * LOG2E
+    scale = 1.0 if x.vector.size else x.scale if is_natural(x) else x.scale * LOG2E
     factor = w.scores.dtype.type(scale)
     low, high, full_low, full_high = x.keys, 0, 0, x.keys
     if x.dim == 0:
@@ -184,23 +193,28 @@ def score_keys(x, w, batch, head, here, first, keys, full_low, full_high):
     """
     rows = len(w.queries)
     padded = (keys + x.micro - 1) // x.micro * x.micro
+    marked = WHOLLY
     shown = WHOLLY if first >= full_low and first + padded <= full_high else PARTLY
-    if x.allowed.size:
-        shown = min(shown, gather_allowed(x, w, batch, head, here, first, keys))
-        if shown == HIDDEN:
+    if x.program.size:
+        marked = run_program(x.program, w, batch, head, here, first, keys)
+        if marked == HIDDEN:
             return HIDDEN
+        shown = min(shown, marked)
     direct = shown == WHOLLY and not is_natural(x)
     top, scores = pointer(w.lanes, TOP * rows), pointer(w.scores, 0)
     # Scores that will still change raise a top that nobody reads.
     raised = top if direct else pointer(w.lanes, CHANGE * rows)
+    where, step = pointer(w.key, 0), w.key.shape[1]
     if in_place(x.key, w.scores) and x.dim > 0 and first + padded <= x.keys:
         offset = x.key.offset[batch] + head // x.group * x.key.steps[0] + first * x.key.steps[1]
-        where = address_of(x.key.address, offset, w.scores)
-        score_tile(where, x.key.steps[1], pointer(w.query, 0), scores, x.dim, padded, raised)
+        where, step = address_of(x.key.address, offset, w.scores), x.key.steps[1]
     else:
         copy_rows(x.key, batch, head // x.group, first, keys, x.dim, w.key)
         fill(w.key, 0 if x.dim == 0 else keys, padded, 0.0)
-        score_tile(pointer(w.key, 0), w.key.shape[1], pointer(w.query, 0), scores, max(x.dim, 1), padded, raised)
+    if x.vector.size:
+        additive_tile(where, step, pointer(w.query, 0), pointer(x.vector, 0), scores, x.dim, padded)
+    else:
+        score_tile(where, step, pointer(w.query, 0), scores, max(x.dim, 1), padded, raised)
     if direct:
         return WHOLLY
     if x.softcap > 0:
@@ -211,9 +225,11 @@ def score_keys(x, w, batch, head, here, first, keys, full_low, full_high):
     if x.slopes.size:
         slope = w.scores.dtype.type(x.slopes[head])
         slope_tile(scores, padded, first, pointer(w.lanes, POSITION * rows), slope)
+    if x.function:
+        call_at(x.function, scores, rows, pointer(w.queries, 0), first, keys, batch, head)
     if shown == PARTLY:
         hide_outside(scores, padded, first, pointer(w.bounds, 0), pointer(w.bounds, rows))
-        if x.allowed.size:
+        if x.program.size and marked == PARTLY:
             hide_tile(scores, keys, pointer(w.visible, 0))
     top_tile(scores, padded, top)
     return PARTLY if x.bias.size else shown
@@ -239,24 +255,6 @@ def copy_rows(array, batch, head, first, count, dim, out):
         else:
             for i in range(dim):
                 out[j, i] = widen(row[i * step])
-
-
-@step
-def gather_allowed(x, w, batch, head, here, first, keys):
-    """The boolean mask's tile, turned so that queries lie along the lanes; how much of it is visible."""
-    step, count = x.allowed.steps[2], 0
-    for r in range(here):
-        row = row_of(x.allowed, batch, head, w.queries[r])
-        for j in range(keys):
-            seen = np.uint8(row[(first + j) * step])
-            w.visible[j, r] = seen
-            count += seen
-    for r in range(here, len(w.queries)):
-        for j in range(keys):
-            w.visible[j, r] = w.visible[j, 0]
-    if count == 0:
-        return HIDDEN
-    return WHOLLY if count == keys * here else PARTLY
 
 
 @step

@@ -192,6 +192,20 @@ def address_of(typingctx, address, offset, like):
 
 
 @intrinsic
+def call_at(typingctx, function, tile, lanes, queries, first, keys, batch, head):
+    """Call the compiled function at an address on a tile: see ``functions``."""
+
+    def generate(context, builder, signature, arguments):
+        kinds = [context.get_value_type(kind) for kind in signature.args[1:]]
+        kind = ir.FunctionType(ir.VoidType(), kinds).as_pointer()
+        builder.call(builder.inttoptr(arguments[0], kind), arguments[1:])
+        return context.get_dummy_value()
+
+    whole = types.int64
+    return types.void(whole, tile, whole, types.CPointer(whole), whole, whole, whole, whole), generate
+
+
+@intrinsic
 def widen(typingctx, number):
     """A stored number as one to compute with: uint16 holds a bfloat16, int16 a float16, the others themselves.
 

@@ -9,7 +9,6 @@ from clearhead.kernels.cache import kernel, step
 from clearhead.kernels.microkernels import weigh2_tile, weigh_tile
 from clearhead.kernels.tiles import (
     BLOCK,
-    HIDDEN,
     HIGH,
     LOW,
     fill,
@@ -19,6 +18,7 @@ from clearhead.kernels.tiles import (
     score_keys,
 )
 from clearhead.kernels.vectors import LN2, pointer
+from clearhead.kernels.visible import HIDDEN
 
 
 @kernel
@@ -30,8 +30,8 @@ def weigh(x, w, batch, head, queries, low, high, logsumexp, out):
     rows = len(w.queries)
     for begin in range(0, len(queries), rows):
         here = min(rows, len(queries) - begin)
-        for r in range(here):
-            w.queries[r] = queries[begin + r]
+        for r in range(rows):
+            w.queries[r] = queries[begin + min(r, here - 1)]
         seen_low, seen_high, full_low, full_high = load_queries(x, w, batch, head, here)
         load_logsumexp(x, w, batch, head, here, logsumexp)
         last = min(high, seen_high)
