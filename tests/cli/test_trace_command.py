@@ -96,8 +96,8 @@ def test_what_is_not_a_trace_is_not_overwritten(model: Path, text: Path, tmp_pat
 def test_a_disk_without_room(
     model: Path, text: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5_000_000))
-    failed(run("trace", model, "--text", text, "-o", tmp_path / "t"), "and 5.0 MB are free in")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=50_000))
+    failed(run("trace", model, "--text", text, "-o", tmp_path / "t"), "and 50.0 kB are free in")
     assert left(tmp_path) == []
 
 

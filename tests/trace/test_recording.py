@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import shutil
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,6 +96,22 @@ def test_each_layer_is_written_as_it_happens(tiny: Model, tokens: Tokens, tmp_pa
     record(tiny, tokens, tmp_path / "t", progress=progress)
     assert [len(files) for files in seen] == [1, 2, 3]
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
+def test_memory_does_not_grow_with_the_layers(
+    tiny: Model, tokens: Tokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, before = recording.write_layer, []
+
+    def watched(into: Any, layer: Layer) -> None:
+        gc.collect()
+        assert not any(earlier() for earlier in before)
+        before.extend([weakref.ref(layer), weakref.ref(layer.query)])
+        write(into, layer)
+
+    monkeypatch.setattr(recording, "write_layer", watched)
+    record(tiny, tokens, tmp_path / "t")
+    assert len(before) == 6
 
 
 def test_chosen_layers(tiny: Model, tokens: Tokens, tmp_path: Path) -> None:

@@ -103,9 +103,9 @@ def show_costs(console: Console, found: Report, reading: float, total: float) ->
     for heading in ("", "dense weights would take", "this took"):
         table.add_column(heading, justify="left" if not heading else "right")
     dense = written(trace.dense_nbytes)
-    table.add_row("memory", dense, written(memory) + " at its peak, model included" if memory else "not known here")
+    table.add_row("memory", dense, written(memory) + ", model included" if memory else "not known here")
     table.add_row("disk", dense, written(trace.nbytes))
-    table.add_row("time", "", f"{reading:.1f} s to read and record, {total:.1f} s in all")
+    table.add_row("time", "", f"{reading:.1f} s reading, {total:.1f} s in all")
     console.print(table)
     console.print(
         f"\nDense: {len(found.heads)} heads x {len(trace.tokens):,} x {len(trace.tokens):,} x 4 bytes. "

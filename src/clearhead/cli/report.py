@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from clearhead.trace.report import Head, Strongest
 
 CONTEXT = 5  # tokens shown before a query
-LEAST = 0.005  # weights that would be printed as 0.00 are left out
+LEAST = 0.005  # beside the heaviest, weights that would be printed as 0.00 are left out
 
 COLUMNS = {  # heading and decimals of each measure
     "entropy": ("entropy (nats)", 3),
@@ -98,7 +98,7 @@ def show_strongest(console: Console, found: Report) -> None:
 
 def _value(strongest: Strongest) -> str:
     unit = {"broad": " nats", "far": " tokens"}.get(strongest.kind, " of its weight")
-    return f"{strongest.value:.2f}{unit}"
+    return f"{strongest.value:,.2f}{unit}"
 
 
 def _line(trace: Trace, example: Any) -> Text:
@@ -110,11 +110,11 @@ def _line(trace: Trace, example: Any) -> Text:
     line.append("…" + _flat(before), style="dim")
     line.append(_bracketed(example.token), style="bold")
     line.append("  →  ")
-    for key, token, weight in example.keys:
-        if weight < LEAST:
+    for place, (key, token, weight) in enumerate(example.keys):
+        if place > 0 and weight < LEAST:
             break
         line.append(_bracketed(token))
-        line.append(f" {weight:.2f}")
+        line.append(f" {weight:.2f}" if weight >= LEAST else f" {weight:.1g}")
         line.append(f" at {key:,}   ", style="dim")
     return line
 

@@ -81,16 +81,18 @@ def record_trace(model: Model, tokens: Tokens, folder: Path, layers: set[int] | 
     """Record, say what it will take and what it took. Gives the trace and the seconds."""
     from clearhead.trace import record
     from clearhead.trace.recording import check_layers, check_length, estimate
+    from clearhead.trace.writer import check_space
 
     check_length(model, tokens)
     check_layers(model, layers)
     count = model.config.num_hidden_layers if layers is None else len(layers)
-    size = written(estimate(model, len(tokens), layers))
+    size = estimate(model, len(tokens), layers)
     stderr().print(
         f"{model.name}: {count} of {model.config.num_hidden_layers} layers, {len(tokens):,} tokens: "
-        f"the trace will take about {size}",
+        f"the trace will take about {written(size)}",
         soft_wrap=True,
     )
+    check_space(folder, size)
     start = time.perf_counter()
     with counting("Reading", count) as progress:
         found = record(model, tokens, folder, layers=layers, progress=progress)

@@ -104,7 +104,7 @@ def check_heard(model: Any, heard: set[int], wanted: Collection[int] | None) -> 
     if wanted is not None and (silent := sorted(set(wanted) - heard)):
         raise TraceError(
             f"layer {', '.join(map(str, silent))} has no attention that can be traced; those that have: "
-            f"{', '.join(map(str, sorted(heard)))} of the layers asked for"
+            f"{', '.join(map(str, sorted(heard)))}"
         )
 
 
@@ -229,7 +229,7 @@ def _allowed(layer: int, mask: Any, keys: int) -> NDArray[np.bool_]:
         mask = ~hidden
     if (mask[:1] == mask).all():
         mask = mask[:1]
-    return np.asarray(mask.numpy())
+    return np.asarray(mask.cpu().numpy())
 
 
 def _array(tensor: Any) -> NDArray[Any]:

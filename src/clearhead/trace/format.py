@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from typing import Any
 
 from clearhead.trace.errors import TraceError
 from clearhead.trace.visible import KINDS, Kind
@@ -144,7 +144,7 @@ def _check_layer(facts: LayerFacts, model: ModelFacts) -> None:
         raise ValueError(f"there is no layer {facts.layer} in a model of {model.layers}")
     if facts.heads < 1 or facts.key_heads < 1 or facts.dim < 1 or facts.heads % facts.key_heads:
         raise ValueError(f"layer {facts.layer} has {facts.heads} heads on {facts.key_heads} of dim {facts.dim}")
-    if facts.mask not in get_args(Kind) or facts.dtype not in DTYPES:
+    if facts.mask not in KINDS or facts.dtype not in DTYPES:
         raise ValueError(
             f"layer {facts.layer} has mask {facts.mask!r} and dtype {facts.dtype!r}; known are {KINDS}, {DTYPES}"
         )

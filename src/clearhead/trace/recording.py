@@ -142,10 +142,10 @@ def check_faithful(layer: Layer, weights: AttentionWeights) -> None:
     This is what lets a trace be believed for models whose code was never looked at: whatever else an
     attention may do to its scores would show here."""
     group = len(layer.query) // len(layer.key)
-    queries = layer.query.shape[1]
+    queries, logsumexp = layer.query.shape[1], weights.logsumexp
     for row in sorted({0, queries // 2, queries - 1}):
         for head in range(len(layer.query)):
-            if np.isneginf(weights.logsumexp[head, row]):
+            if np.isneginf(logsumexp[head, row]):
                 continue  # it sees nothing: 0 here, and whatever the model made of it there
             value = layer.value[head // group].astype(np.float64)
             own = layer.output[head, row].astype(np.float64)

@@ -20,9 +20,6 @@ from clearhead.trace.format import Index, LayerFacts, ModelFacts, Tokens
 from clearhead.trace.reader import is_trace
 from clearhead.trace.tensors import write_tensors
 
-# What the disk must have left over once the trace is written: bytes.
-SPARE = 16 << 20
-
 
 class TraceWriter:
     """A trace being written. Made by :func:`writing`."""
@@ -84,10 +81,10 @@ def check_destination(path: Path) -> None:
 
 
 def check_space(path: Path, needed: int) -> None:
-    """Raise TraceError unless the disk of ``path`` has ``needed`` bytes free, and a little more."""
+    """Raise TraceError unless the disk of ``path`` has ``needed`` bytes free, and a little for the index."""
     above = next(folder for folder in path.absolute().parents if folder.is_dir())
     free = shutil.disk_usage(above).free
-    if free < needed + SPARE:
+    if free < 1.02 * needed + 1_000_000:
         raise TraceError(
             f"the trace takes about {written(needed)} and {written(free)} are free in {above}: "
             f"give fewer --layers, a smaller --max-tokens, or another folder with -o"
