@@ -1,0 +1,46 @@
+"""PyTorch's fused attention: ``torch.nn.functional.scaled_dot_product_attention``, eager, without gradients."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import scaled_dot_product_attention
+
+from workloads import Workload
+
+name = "torch"
+version = torch.__version__
+
+
+def set_threads(count: int) -> bool:
+    torch.set_num_threads(count)
+    return True
+
+
+def lacks(workload: Workload) -> str | None:
+    return None
+
+
+def prepare(workload: Workload) -> Callable[[], Any]:
+    query, key, value = map(_tensor, workload.arrays())
+    causal = workload.mask == "causal"
+    visible = None if causal else workload.visible()  # a window it takes as an array of booleans only
+    mask = None if visible is None else torch.from_numpy(visible)
+
+    @torch.inference_mode()
+    def attention() -> torch.Tensor:
+        return scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal)
+
+    return attention
+
+
+def numbers(result: Any) -> NDArray[np.float64]:
+    return np.asarray(result.to(torch.float64).numpy())
+
+
+def _tensor(array: NDArray[Any]) -> torch.Tensor:
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
