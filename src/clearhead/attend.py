@@ -97,7 +97,8 @@ def scaled_dot_product_attention(
     """
     planned = plan(check(query, key, value, mask, score))
     output, logsumexp = _run(planned)
-    return output, AttentionWeights(planned, logsumexp)
+    # Weights recompute scores as the tile kernels do, to the bit; the streaming kernel's sums are rounded otherwise.
+    return output, AttentionWeights(planned, None if launch.can_stream(planned) else logsumexp)
 
 
 def attention_weights(
@@ -121,7 +122,7 @@ def attention_weights(
     problem = check(query, key, None, mask, score)
     planned = plan(problem)
     if logsumexp is None:
-        return AttentionWeights(planned, launch.forward(planned)[1])
+        return AttentionWeights(planned)
     given = np.asarray(logsumexp, dtype=np.float64)
     expected = problem.as_given(np.empty(problem.extent.shape[:-1]), -2).shape
     if given.shape != expected:
@@ -157,6 +158,6 @@ def attention_state(
 def _run(planned: Plan) -> tuple[Floats, Floats]:
     """(output as the user will have it, logsumexp (batch, heads, queries))."""
     problem = planned.problem
-    output, logsumexp = launch.forward(planned)
+    output, logsumexp = launch.stream(planned) if launch.can_stream(planned) else launch.forward(planned)
     output = output.reshape(*problem.extent.shape[:-1], output.shape[-1])
     return problem.as_given(output, -3).astype(problem.dtype, copy=False), logsumexp

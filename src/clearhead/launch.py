@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clearhead.kernels import decode
 from clearhead.kernels import measure as measure_kernels
 from clearhead.kernels import weights as weight_kernels
 from clearhead.kernels.forward import attend
@@ -29,6 +30,33 @@ def forward(plan: Plan) -> tuple[Floats, Floats]:
     logsumexp = np.full((*output.shape[:-1], 1), -np.inf)
     into = strided(output), strided(logsumexp)
     _each_tile(plan, lambda w, first, last: attend(plan.inputs, w, first, last, *into))
+    return output, logsumexp[..., 0]
+
+
+def can_stream(plan: Plan) -> bool:
+    """Whether the few-queries kernel can do this: plain scores, runs of keys, dims of whole vectors."""
+    x, lanes = plan.inputs, host().lanes(plan.problem.compute_dtype)
+    plain = not (x.program.size or x.bias.size or x.slopes.size or x.vector.size or x.function or x.softcap)
+    whole = x.dim % lanes == 0 and x.value_dim % lanes == 0 and x.key.steps[2] == x.value.steps[2] == 1
+    return plain and whole and 0 < x.queries * x.group <= decode.ROWS and 0 not in (x.dim, x.value_dim, x.keys)
+
+
+def stream(plan: Plan) -> tuple[Floats, Floats]:
+    """As ``forward``, where ``can_stream``: keys and values are read once for all rows of a group of heads."""
+    extent, x, dtype = plan.problem.extent, plan.inputs, plan.problem.compute_dtype
+    chunks = -(-x.keys // decode.CHUNK)
+    items = extent.batch * (x.heads // x.group) * chunks
+    partial = np.empty((items, decode.ROWS, x.value_dim), dtype)
+    top, total = np.empty((items, decode.ROWS), dtype), np.empty((items, decode.ROWS), dtype)
+    output = np.empty((extent.batch, extent.heads, extent.queries, x.value_dim), dtype)
+    logsumexp = np.empty((*output.shape[:-1], 1))
+
+    def some(first: int, last: int) -> None:
+        room = decode.decode_scratch(dtype, x.dim)
+        decode.decode_chunks(x, room, first, last, chunks, partial, top, total)
+
+    share(some, items, max(1, items // (4 * get_num_threads())))
+    decode.merge_chunks(x, chunks, partial, top, total, strided(output), strided(logsumexp))
     return output, logsumexp[..., 0]
 
 

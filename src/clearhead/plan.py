@@ -7,7 +7,7 @@ quadratic is made here, and arrays are referred to, not copied.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -82,6 +82,11 @@ def plan(problem: Problem) -> Plan:
         micro=host().keys,
     )
     return Plan(problem, inputs, program.depth, (*arrays.values(), *program.kept, function))
+
+
+def without_value(plan: Plan) -> Plan:
+    """The same scores with nothing to mix: for their logsumexp alone."""
+    return replace(plan, inputs=plan.inputs._replace(value=_absent(plan.problem.compute_dtype), value_dim=0))
 
 
 def strided(array: NDArray[Any]) -> Strided:

@@ -8,6 +8,7 @@ the whole matrix is refused before it starts if the matrix would not fit in memo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from clearhead import launch, memory
 from clearhead.masks import Align
 from clearhead.measures import Measures, measure_rows
-from clearhead.plan import Plan
+from clearhead.plan import Plan, without_value
 
 Floats = NDArray[np.floating[Any]]
 BLOCK_CELLS = 1 << 22  # computed at once while reducing: 16 MB of float32
@@ -38,9 +39,14 @@ class AttentionWeights(NDArrayOperatorsMixin):
     ((1000, 100000), (3,))
     """
 
-    def __init__(self, plan: Plan, logsumexp: Floats) -> None:
-        self._plan, self._logsumexp = plan, logsumexp
+    def __init__(self, plan: Plan, logsumexp: Floats | None = None) -> None:
+        self._plan, self._given = plan, logsumexp
         self._extent, self._problem = plan.problem.extent, plan.problem
+
+    @cached_property
+    def _logsumexp(self) -> Floats:
+        """(batch, heads, queries) float64: as given, else one pass over the scores, when first needed."""
+        return launch.forward(without_value(self._plan))[1] if self._given is None else self._given
 
     # what it is
 

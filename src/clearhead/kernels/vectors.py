@@ -39,6 +39,7 @@ class Vectors:
         self.count = host().vectors
         self.rows = self.lanes * self.count
         self.keys = host().keys
+        self.registers = host().registers
         self.vector = ir.VectorType(self.scalar, self.lanes)
         self.integer = i64 if wide else i32
         self.integers = ir.VectorType(self.integer, self.lanes)
@@ -66,6 +67,59 @@ class Vectors:
         value = self.b.load(self.b.bitcast(address, self.vector.as_pointer()))
         value.align = self.size
         return value
+
+    def load_stored(self, address, stored):
+        """A vector of numbers that are stored in this type, or in 16 bits: see ``widen``."""
+        if stored not in (types.int16, types.uint16):
+            return self.load(address)
+        half = ir.VectorType(ir.IntType(16), self.lanes)
+        bits = self.b.load(self.b.bitcast(address, half.as_pointer()))
+        bits.align = 2
+        return widen_bits(self.b, self.b.zext(bits, self.integers), stored == types.int16)
+
+    def sum_each(self, vectors):
+        """One vector of the sums of as many vectors as it has lanes, in their order."""
+        b, width = self.b, self.lanes
+        while len(vectors) > 1:
+            # Each vector holds blocks of ``width`` lanes, one for each of its sources: halve the blocks of two
+            # vectors by adding their halves, and lay them side by side.
+            half, pick = width // 2, []
+            for block in range(0, self.lanes, width):
+                for source in (block, block + self.lanes):
+                    pick += range(source, source + half)
+            low = ir.Constant(self.indices, pick)
+            high = ir.Constant(self.indices, [i + half for i in pick])
+            pairs = zip(vectors[: len(vectors) // 2], vectors[len(vectors) // 2 :], strict=True)
+            vectors = [b.fadd(b.shuffle_vector(x, y, low), b.shuffle_vector(x, y, high)) for x, y in pairs]
+            width = half
+        return vectors[0]
+
+    def sum_lanes(self, vector):
+        """The sum over the lanes, pairwise."""
+        return self._across(vector, self.b.fadd)
+
+    def max_lanes(self, vector):
+        """The largest of the lanes."""
+        return self._across(vector, self.max)
+
+    def _across(self, vector, join):
+        b, width = self.b, self.lanes
+        undefined = ir.Constant(self.vector, ir.Undefined)
+        while width > 1:
+            width //= 2
+            swap = [(i + width) if i < width else i for i in range(self.lanes)]
+            vector = join(vector, b.shuffle_vector(vector, undefined, ir.Constant(self.indices, swap)))
+        return b.extract_element(vector, ir.Constant(i32, 0))
+
+    def slice(self, vector, first, count):
+        """Some neighbouring lanes, as a shorter vector."""
+        undefined = ir.Constant(self.vector, ir.Undefined)
+        pick = ir.Constant(ir.VectorType(i32, count), list(range(first, first + count)))
+        return self.b.shuffle_vector(vector, undefined, pick)
+
+    def store_part(self, part, address):
+        """Store a shorter vector."""
+        self.b.store(part, self.b.bitcast(address, part.type.as_pointer())).align = self.size
 
     def store(self, value, address):
         self.b.store(value, self.b.bitcast(address, self.vector.as_pointer())).align = self.size
@@ -205,27 +259,36 @@ def call_at(typingctx, function, tile, lanes, queries, first, keys, batch, head)
     return types.void(whole, tile, whole, types.CPointer(whole), whole, whole, whole, whole), generate
 
 
-@intrinsic
-def widen(typingctx, number):
-    """A stored number as one to compute with: uint16 holds a bfloat16, int16 a float16, the others themselves.
+def widen_bits(b, bits, half):
+    """16 bits in the low half of 32-bit integers (or vectors of them), as float32.
 
     Shifted left by 16, a bfloat16 is a float32. A float16's exponent and mantissa, shifted left by 13, are a float32
     that is too small by 2**112; infinity and NaN need the top exponent set.
     """
+    lanes = bits.type.count if isinstance(bits.type, ir.VectorType) else 0
+    floats = ir.VectorType(ir.FloatType(), lanes) if lanes else ir.FloatType()
+
+    def const(kind, number):
+        return ir.Constant(kind, [number] * lanes) if lanes else ir.Constant(kind, number)
+
+    if not half:
+        return b.bitcast(b.shl(bits, const(bits.type, 16)), floats)
+    size = b.shl(b.and_(bits, const(bits.type, 0x7FFF)), const(bits.type, 13))
+    value = b.bitcast(b.fmul(b.bitcast(size, floats), const(floats, 2.0**112)), bits.type)
+    special = b.icmp_unsigned(">=", size, const(bits.type, 0x7C00 << 13))
+    value = b.select(special, b.or_(size, const(bits.type, 0x7F800000)), value)
+    sign = b.shl(b.and_(bits, const(bits.type, 0x8000)), const(bits.type, 16))
+    return b.bitcast(b.or_(value, sign), floats)
+
+
+@intrinsic
+def widen(typingctx, number):
+    """A stored number as one to compute with: uint16 holds a bfloat16, int16 a float16, the others themselves."""
     if number in (types.float32, types.float64):
         return number(number), lambda context, builder, signature, arguments: arguments[0]
-    half = number == types.int16
 
-    def generate(context, b, signature, arguments):
-        bits = b.zext(arguments[0], i32)
-        if not half:
-            return b.bitcast(b.shl(bits, ir.Constant(i32, 16)), ir.FloatType())
-        size = b.shl(b.and_(bits, ir.Constant(i32, 0x7FFF)), ir.Constant(i32, 13))
-        value = b.fmul(b.bitcast(size, ir.FloatType()), ir.Constant(ir.FloatType(), 2.0**112))
-        special = b.icmp_unsigned(">=", size, ir.Constant(i32, 0x7C00 << 13))
-        value = b.select(special, b.or_(size, ir.Constant(i32, 0x7F800000)), b.bitcast(value, i32))
-        sign = b.shl(b.and_(bits, ir.Constant(i32, 0x8000)), ir.Constant(i32, 16))
-        return b.bitcast(b.or_(value, sign), ir.FloatType())
+    def generate(context, builder, signature, arguments):
+        return widen_bits(builder, builder.zext(arguments[0], i32), number == types.int16)
 
     if number not in (types.int16, types.uint16):
         return None
