@@ -11,6 +11,9 @@ from numba.extending import intrinsic
 from clearhead.kernels.vectors import Vectors, at, i64, loop
 
 void, index = types.void, types.int64
+# How far ahead of its use a line is asked for, in bytes. Without, one core reached 0.4 to 0.7 of the read bandwidth
+# where it now reaches 0.8 to 1.0; 2,048 to 8,192 measured alike.
+AHEAD = 4096
 
 
 def _match(rows):
@@ -39,6 +42,7 @@ def _match(rows):
                     offset, out = b.mul(i, lanes), list(sums)
                     q = [v.load(b.gep(query, [b.add(b.mul(ir.Constant(i64, r), dim), offset)])) for r in range(rows)]
                     for u, place in enumerate(places):
+                        v.prefetch(b.gep(place, [offset]), AHEAD)
                         k = v.load_stored(b.gep(place, [offset]), stored)
                         for r in range(rows):
                             out[r * keys + u] = v.fma(k, q[r], sums[r * keys + u])
@@ -74,13 +78,13 @@ def _mix(rows):
             def columns(count):
                 def some(n, _):
                     offset = b.mul(n, ir.Constant(i64, count * v.lanes))
-                    places = [
-                        b.gep(output, [b.add(b.mul(ir.Constant(i64, r), dim), b.add(offset, ir.Constant(i64, c * v.lanes)))])
-                        for r in range(rows) for c in range(count)
-                    ]  # fmt: skip
+                    starts = [b.gep(output, [b.add(b.mul(ir.Constant(i64, r), dim), offset)]) for r in range(rows)]
+                    places = [at(b, start, c * v.lanes) for start in starts for c in range(count)]
 
                     def one_key(j, sums):
                         row, out = b.gep(value, [b.add(b.mul(j, stride), offset)]), list(sums)
+                        for c in range(count):
+                            v.prefetch(at(b, row, c * v.lanes), AHEAD)
                         x = [v.load_stored(at(b, row, c * v.lanes), stored) for c in range(count)]
                         for r in range(rows):
                             w = v.splat(b.load(b.gep(weights, [b.add(b.mul(ir.Constant(i64, r), room), j)])))

@@ -77,6 +77,14 @@ class Vectors:
         bits.align = 2
         return widen_bits(self.b, self.b.zext(bits, self.integers), stored == types.int16)
 
+    def prefetch(self, address, ahead):
+        """Ask for the cache line ``ahead`` bytes from an address; one that is not there does no harm."""
+        byte = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, i32, i32, i32])
+        fetch = cgutils.get_or_insert_function(self.b.module, kind, "llvm.prefetch.p0")
+        there = self.b.gep(self.b.bitcast(address, byte), [ir.Constant(i64, ahead)])
+        self.b.call(fetch, [there, ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)])
+
     def sum_each(self, vectors):
         """One vector of the sums of as many vectors as it has lanes, in their order."""
         b, width = self.b, self.lanes
