@@ -128,7 +128,8 @@ def attention_weights(
     if given.shape != expected:
         raise ValueError(f"logsumexp has shape {given.shape}, these weights have one per row: {expected}")
     extent = problem.extent
-    return AttentionWeights(planned, given.reshape(extent.batch, extent.heads, extent.queries))
+    whole = given.reshape(extent.batch, extent.heads, extent.queries)
+    return AttentionWeights(planned, np.stack([whole, np.zeros_like(whole)], axis=-1))
 
 
 def attention_state(
@@ -151,12 +152,12 @@ def attention_state(
     planned = plan(problem)
     output, logsumexp = _run(planned)
     kept = np.float64 if problem.dtype == np.float64 else np.float32
-    rows = logsumexp.reshape(problem.extent.shape[:-1]).astype(kept)
+    rows = logsumexp.sum(axis=-1).reshape(problem.extent.shape[:-1]).astype(kept)
     return State(output, problem.as_given(rows, -2))
 
 
 def _run(planned: Plan) -> tuple[Floats, Floats]:
-    """(output as the user will have it, logsumexp (batch, heads, queries))."""
+    """(output as the user will have it, logsumexp (batch, heads, queries, 2))."""
     problem = planned.problem
     output, logsumexp = launch.stream(planned) if launch.can_stream(planned) else launch.forward(planned)
     output = output.reshape(*problem.extent.shape[:-1], output.shape[-1])

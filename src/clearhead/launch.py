@@ -24,13 +24,17 @@ GRAIN = 4_000_000
 
 
 def forward(plan: Plan) -> tuple[Floats, Floats]:
-    """(output (batch, heads, queries, value dim) in the compute dtype, logsumexp (batch, heads, queries) float64)."""
+    """Output (batch, heads, queries, value dim) in the compute dtype, and logsumexp (batch, heads, queries, 2).
+
+    The latter in two parts, see ``kernels.forward``.
+    """
     extent = plan.problem.extent
     output = np.zeros((extent.batch, extent.heads, extent.queries, plan.inputs.value_dim), plan.problem.compute_dtype)
-    logsumexp = np.full((*output.shape[:-1], 1), -np.inf)
+    logsumexp = np.zeros((*output.shape[:-1], 2))
+    logsumexp[..., 0] = -np.inf
     into = strided(output), strided(logsumexp)
     _each_tile(plan, lambda w, first, last: attend(plan.inputs, w, first, last, *into))
-    return output, logsumexp[..., 0]
+    return output, logsumexp
 
 
 def can_stream(plan: Plan) -> bool:
@@ -49,7 +53,7 @@ def stream(plan: Plan) -> tuple[Floats, Floats]:
     partial = np.empty((items, decode.ROWS, x.value_dim), dtype)
     top, total = np.empty((items, decode.ROWS), dtype), np.empty((items, decode.ROWS), dtype)
     output = np.empty((extent.batch, extent.heads, extent.queries, x.value_dim), dtype)
-    logsumexp = np.empty((*output.shape[:-1], 1))
+    logsumexp = np.empty((*output.shape[:-1], 2))
 
     def some(first: int, last: int) -> None:
         room = decode.decode_scratch(dtype, x.dim)
@@ -57,14 +61,14 @@ def stream(plan: Plan) -> tuple[Floats, Floats]:
 
     share(some, items, max(1, items // (4 * get_num_threads())))
     decode.merge_chunks(x, chunks, partial, top, total, strided(output), strided(logsumexp))
-    return output, logsumexp[..., 0]
+    return output, logsumexp
 
 
 def measure(plan: Plan, logsumexp: Floats, sink: int, aligned: int) -> Floats:
     """All row measures: (batch, heads, queries, measures) float64, in the order of ``kernels.measure``."""
     extent = plan.problem.extent
     out = np.zeros((extent.batch, extent.heads, extent.queries, measure_kernels.MEASURES))
-    logs, into = strided(logsumexp[..., None]), strided(out)
+    logs, into = strided(logsumexp), strided(out)
 
     def tiles(w: Scratch, first: int, last: int) -> None:
         measure_kernels.measure_rows(plan.inputs, w, first, last, logs, sink, aligned, into)
@@ -79,11 +83,13 @@ def weigh(plan: Plan, batch: int, head: int, queries: NDArray[np.int64], low: in
     out = np.zeros((len(queries), high - low), plan.problem.compute_dtype)
     if out.size == 0:
         return out
-    logs = strided(logsumexp[..., None])
+    logs = strided(logsumexp)
 
     def rows(first: int, last: int) -> None:
         into: Strided = strided(out[None, first:last])
-        weight_kernels.weigh(plan.inputs, _room(plan), batch, head, queries[first:last], low, high, logs, into)
+        room = _room(plan)
+        weight_kernels.weigh(plan.inputs, room, batch, head, queries[first:last], low, high, logs, into)
+        _check_functions(room)
 
     tile = host().rows(plan.problem.compute_dtype)
     share(rows, len(queries), tile * max(1, GRAIN // (tile * (high - low) * (plan.inputs.dim + 8))))
@@ -96,7 +102,13 @@ def _each_tile(plan: Plan, run: Callable[[Scratch, int, int], None]) -> None:
     if 0 in (extent.batch, extent.heads, extent.queries):
         return
     items = extent.batch * extent.heads * -(-extent.queries // host().rows(plan.problem.compute_dtype))
-    share(lambda first, last: run(_room(plan), first, last), items, _grain(plan, items))
+
+    def tiles(first: int, last: int) -> None:
+        room = _room(plan)
+        run(room, first, last)
+        _check_functions(room)
+
+    share(tiles, items, _grain(plan, items))
 
 
 _rooms = threading.local()
@@ -109,6 +121,13 @@ def _room(plan: Plan) -> Scratch:
         _rooms.size, _rooms.scratch = needed, scratch(*needed)
     room: Scratch = _rooms.scratch
     return room
+
+
+def _check_functions(room: Scratch) -> None:
+    """Raise if the user's function did, where no error could come out."""
+    if room.failed[0]:
+        room.failed[0] = 0
+        raise RuntimeError("a score or mask function raised an error while it ran: see the message above this one")
 
 
 def _grain(plan: Plan, items: int) -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, Literal
 
 import numpy as np
@@ -217,8 +218,9 @@ class Window(_IntervalMask):
 
     def intervals(self, extent: Extent) -> Intervals:
         position = np.arange(extent.queries) + extent.offset(self.align, "window")
-        start = np.zeros_like(position) if self.left is None else position - self.left
-        stop = np.full_like(position, extent.keys) if self.right is None else position + self.right + 1
+        most = extent.queries + extent.keys  # a window wider than this sees everything
+        start = np.zeros_like(position) if self.left is None else position - min(self.left, most)
+        stop = np.full_like(position, extent.keys) if self.right is None else position + min(self.right, most) + 1
         return start, stop
 
 
@@ -349,7 +351,7 @@ def causal(align: Align = None) -> Mask:
     >>> causal(align="end").dense(queries=2, keys=3).astype(int).tolist()
     [[1, 1, 0], [1, 1, 1]]
     """
-    return Causal(_align(align))
+    return Causal(checked_align(align))
 
 
 def window(left: int | None = None, right: int | None = None, align: Align = None) -> Mask:
@@ -363,7 +365,7 @@ def window(left: int | None = None, right: int | None = None, align: Align = Non
     for name, size in (("left", left), ("right", right)):
         if size is not None and (not isinstance(size, int | np.integer) or size < 0):
             raise ValueError(f"window({name}=...) must be a whole number of keys, 0 or more, or None; got {size!r}")
-    return Window(left, right, _align(align))
+    return Window(left, right, checked_align(align))
 
 
 def lengths(keys: ArrayLike, queries: ArrayLike | None = None) -> Mask:
@@ -419,8 +421,7 @@ def function(visible: Callable[..., Any]) -> Mask:
     >>> function(lambda batch, head, query, key: (query + key) % 2 == 0).dense(2, 2).astype(int).tolist()
     [[1, 0], [0, 1]]
     """
-    if not callable(visible):
-        raise TypeError(f"function(...) takes a function of (batch, head, query, key), got {type(visible).__name__}")
+    check_function("masks.function", visible, "(batch, head, query, key)")
     return Function(visible)
 
 
@@ -437,11 +438,23 @@ def split(mask: Mask, extent: Extent) -> tuple[Intervals | None, Mask | None]:
     return (one if one is not None else other), (Both(rest, more) if rest and more else rest or more)
 
 
+def check_function(what: str, function: Any, arguments: str) -> None:
+    """Raise TypeError unless this is a function that can be compiled: def, lambda, or compiled by Numba already."""
+    if not (isinstance(function, FunctionType) or hasattr(function, "py_func")):
+        raise TypeError(
+            f"{what} takes a plain function (def or lambda) of {arguments}, got {type(function).__name__}: "
+            f"wrap it, for example lambda *cell: yours(*cell)"
+            if callable(function)
+            else f"{what} takes a function of {arguments}, got {type(function).__name__}"
+        )
+
+
 def _mask(value: Any) -> Mask:
     return value if isinstance(value, Mask) else array(value)
 
 
-def _align(align: Any) -> Align:
+def checked_align(align: Any) -> Align:
+    """``align``, or a ValueError."""
     if align not in (None, "start", "end"):
         raise ValueError(f"align must be 'start', 'end' or None, got {align!r}")
     return align  # type: ignore[no-any-return]

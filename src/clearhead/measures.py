@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clearhead import launch
+from clearhead import launch, masks
 from clearhead.plan import Plan
 
 Floats = NDArray[np.float64]
@@ -33,6 +33,8 @@ class Measures:
         self._values, self._sees = values, sees
 
     def __getattr__(self, name: str) -> Floats:
+        if name.startswith("_"):  # asked for by copy and pickle before there are values
+            raise AttributeError(name)
         try:
             return self._values[name.rstrip("_")]
         except KeyError:
@@ -62,7 +64,7 @@ class Measures:
 
 
 def measure_rows(plan: Plan, logsumexp: NDArray[Any], names: tuple[str, ...], sink: int, align: Any) -> Measures:
-    """The named row measures; logsumexp (batch, heads, queries) float64. Costs one pass over the scores."""
+    """The named row measures; logsumexp (batch, heads, queries, 2). Costs one pass over the scores."""
     unknown = [name for name in names if name not in ROW_MEASURES]
     if unknown or not names:
         raise ValueError(
@@ -70,10 +72,11 @@ def measure_rows(plan: Plan, logsumexp: NDArray[Any], names: tuple[str, ...], si
         )
     if sink < 0:
         raise ValueError(f"sink must be a number of keys, 0 or more, got {sink}")
+    align_checked = masks.checked_align(align)
     extent, problem = plan.problem.extent, plan.problem
     positional = {"distance", "previous", "self"} & set(names)
-    aligned = extent.offset(align, f"measure({sorted(positional)[0]!r})") if positional else 0
+    aligned = extent.offset(align_checked, f"measure({sorted(positional)[0]!r})") if positional else 0
     everything = launch.measure(plan, logsumexp, sink, aligned)
     shape = (*extent.lead, extent.heads, extent.queries)
     values = {name: problem.as_given(everything[..., ROW_MEASURES.index(name)].reshape(shape), -2) for name in names}
-    return Measures(values, problem.as_given(~np.isneginf(logsumexp).reshape(shape), -2))
+    return Measures(values, problem.as_given((everything[..., -1] > 0).reshape(shape), -2))

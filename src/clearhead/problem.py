@@ -15,10 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from clearhead import masks, scores
 from clearhead.masks import Extent, Mask
-from clearhead.scores import Additive, Dot, General, Score
+from clearhead.scores import FLOATS, Additive, Dot, General, Score
 
 Floats = NDArray[np.floating[Any]]
-FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +99,7 @@ def _common_dtype(arrays: dict[str, NDArray[Any]]) -> np.dtype[Any]:
     try:
         return dtypes.pop() if len(dtypes) == 1 and array.dtype.isnative else np.result_type(*dtypes).newbyteorder("=")
     except TypeError:  # float16 and bfloat16 have no common 16-bit type
-        return np.dtype(np.float32)
+        return np.result_type(np.float32, *(dtype for dtype in dtypes if dtype.itemsize > 2))
 
 
 def _check_ranks(arrays: dict[str, NDArray[Any]]) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from clearhead.masks import Align
+from clearhead.masks import Align, check_function
 
 Floats = NDArray[np.floating[Any]]
+FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,8 +194,8 @@ def _score(
         raise ValueError(f"softcap must be a positive number, got {softcap}; None is no cap")
     if align not in (None, "start", "end"):
         raise ValueError(f"align must be 'start', 'end' or None, got {align!r}")
-    if function is not None and not callable(function):
-        raise TypeError(f"function takes a function of (score, batch, head, query, key), got {type(function).__name__}")
+    if function is not None:
+        check_function("scores: function", function, "(score, batch, head, query, key)")
     return Score(
         base,
         None if scale is None else float(scale),
@@ -209,11 +210,11 @@ def _score(
 
 def _floats(name: str, values: ArrayLike) -> Floats:
     values = np.asarray(values)
-    if not (np.issubdtype(values.dtype, np.floating) or values.dtype.name == "bfloat16"):
+    if values.dtype.name not in FLOATS:
         hint = (
             "a boolean array is a mask: give it as mask=..."
             if values.dtype == np.bool_
             else "convert with .astype(float)"
         )
-        raise TypeError(f"{name} has dtype {values.dtype}, it must be floating point: {hint}")
+        raise TypeError(f"{name} has dtype {values.dtype}, it must be one of {', '.join(FLOATS)}: {hint}")
     return values

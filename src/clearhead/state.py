@@ -53,8 +53,5 @@ def merge(first: State, second: State) -> State:
     with np.errstate(divide="ignore"):
         logsumexp = np.where(nothing, -np.inf, base + np.log(total)).astype(top.dtype)
     # A part of weight 0 is left out by selection: whatever stands in its output must not spread.
-    parts = [
-        np.where((w > 0)[..., None] | np.isnan(w)[..., None], (w * share)[..., None] * o, 0)
-        for w, o in ((p, one), (q, other))
-    ]
+    parts = [(w * share)[..., None] * np.where((w == 0)[..., None], 0, o) for w, o in ((p, one), (q, other))]
     return State((parts[0] + parts[1]).astype(one.dtype), logsumexp)

@@ -7,6 +7,7 @@ the whole matrix is refused before it starts if the matrix would not fit in memo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
@@ -45,7 +46,7 @@ class AttentionWeights(NDArrayOperatorsMixin):
 
     @cached_property
     def _logsumexp(self) -> Floats:
-        """(batch, heads, queries) float64: as given, else one pass over the scores, when first needed."""
+        """(batch, heads, queries, 2), see ``kernels.forward``: as given, else one pass over the scores, if needed."""
         return launch.forward(without_value(self._plan))[1] if self._given is None else self._given
 
     # what it is
@@ -80,7 +81,8 @@ class AttentionWeights(NDArrayOperatorsMixin):
     @property
     def logsumexp64(self) -> NDArray[np.float64]:
         """The same in float64, as it is kept: what to store if weights are to be recomputed to the last digit."""
-        return self._problem.as_given(self._logsumexp.reshape(self._extent.shape[:-1]), -2)
+        whole = self._logsumexp.sum(axis=-1).reshape(self._extent.shape[:-1])
+        return np.asarray(self._problem.as_given(whole, -2))
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -101,18 +103,19 @@ class AttentionWeights(NDArrayOperatorsMixin):
 
     def __getitem__(self, index: Any) -> Any:
         """Those cells, as an ndarray: integers, slices, ellipsis, None, integer and boolean arrays, as in NumPy."""
-        # Four read-only arrays that say where each cell stands, of which NumPy's own indexing picks. They take no
-        # memory (their strides are 0 but for one axis), and what is picked from them is as large as the result.
+        # Read-only arrays that say where each cell stands, of which NumPy's own indexing picks. They take no memory
+        # (their strides are 0 but for one axis); what is picked from them by index arrays is as large as the result,
+        # so one whose elements take no bytes at all is asked for the result's shape first.
+        shape = np.broadcast_to(np.empty((), "V0"), self.shape)[index].shape
+        self._refuse_if_too_large(math.prod(shape))
         full = self._extent.shape
         axes = [
-            np.broadcast_to(np.arange(n).reshape(-1, *(1,) * (len(full) - 1 - axis)), full)
+            np.broadcast_to(np.arange(n, dtype=np.min_scalar_type(n)).reshape(-1, *(1,) * (len(full) - 1 - axis)), full)
             for axis, n in enumerate(full)
         ]
         if self._problem.single:
             axes = [axis[0] for axis in axes]
         places = [axis[index] for axis in axes]
-        shape = np.shape(places[-1])
-        self._refuse_if_too_large(int(np.prod(shape, dtype=np.int64)))
         out = np.zeros(shape, self.dtype)
         if out.size:
             self._fill(out, [np.broadcast_to(place, shape) for place in places])
@@ -224,25 +227,30 @@ class AttentionWeights(NDArrayOperatorsMixin):
 
     # reductions, in memory of one block of rows
 
-    def sum(self, axis: int | tuple[int, ...] | None = None, dtype: DTypeLike | None = None, out: None = None,
+    def sum(self, axis: int | tuple[int, ...] | None = None, dtype: DTypeLike | None = None, out: Any = None,
             keepdims: bool = False) -> Any:  # fmt: skip
         """Sums over axes: over keys 1 for each row that sees something, over queries what each key received."""
+        _refuse_out(out)
         return self._reduce(np.sum, np.add, 0.0, axis, dtype, keepdims)
 
-    def mean(self, axis: int | tuple[int, ...] | None = None, dtype: DTypeLike | None = None, out: None = None,
+    def mean(self, axis: int | tuple[int, ...] | None = None, dtype: DTypeLike | None = None, out: Any = None,
              keepdims: bool = False) -> Any:  # fmt: skip
+        _refuse_out(out)
         total = self.sum(axis, dtype=np.float64, keepdims=keepdims)
         count = int(np.prod([self.shape[a] for a in self._axes(axis)], dtype=np.int64))
         return np.divide(total, count).astype(dtype or self.dtype)[()]
 
-    def max(self, axis: int | tuple[int, ...] | None = None, out: None = None, keepdims: bool = False) -> Any:
+    def max(self, axis: int | tuple[int, ...] | None = None, out: Any = None, keepdims: bool = False) -> Any:
+        _refuse_out(out)
         return self._reduce(np.max, np.maximum, -np.inf, axis, None, keepdims)
 
-    def min(self, axis: int | tuple[int, ...] | None = None, out: None = None, keepdims: bool = False) -> Any:
+    def min(self, axis: int | tuple[int, ...] | None = None, out: Any = None, keepdims: bool = False) -> Any:
+        _refuse_out(out)
         return self._reduce(np.min, np.minimum, np.inf, axis, None, keepdims)
 
-    def argmax(self, axis: int | None = None, out: None = None, keepdims: bool = False) -> Any:
+    def argmax(self, axis: int | None = None, out: Any = None, keepdims: bool = False) -> Any:
         """The first place of the largest weight, as NumPy's; over the keys without the whole matrix."""
+        _refuse_out(out)
         if axis is None or range(self.ndim)[axis] != self.ndim - 1:
             return np.argmax(np.asarray(self), axis, keepdims=keepdims)
         best = np.zeros(self.shape[:-1], np.intp)
@@ -331,6 +339,11 @@ class AttentionWeights(NDArrayOperatorsMixin):
                 f"{memory.written(free)} are free: ask for rows (weights[..., i, :]), for a map (.pooled(512, 512)) "
                 f"or for .measure('entropy', ...)"
             )
+
+
+def _refuse_out(out: Any) -> None:
+    if out is not None:
+        raise TypeError("out= is not supported by weights: use the result, or np.asarray(weights) first")
 
 
 def _varies(place: NDArray[Any], axis: int) -> bool:

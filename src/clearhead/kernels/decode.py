@@ -177,7 +177,7 @@ def merge_chunks(x, chunks, partial, top, total, output, logsumexp):
                 whole += total[n, r] * 2.0 ** (top[n, r] - base)
             for d in range(x.value_dim):
                 out[d] = 0
-            log[0] = -np.inf if whole == 0.0 else base * LN2 + math.log(whole)
+            log[0], log[1] = (-np.inf, 0.0) if whole == 0.0 else (base * LN2, math.log(whole))
             for c in range(chunks):
                 n = sequence * chunks + c
                 if total[n, r] == 0:

@@ -34,7 +34,9 @@ from clearhead.kernels.visible import HIDDEN, WHOLLY
 def attend(x, w, first, last, output, logsumexp):
     """Work items first ... last-1: item t is tile ``t % tiles`` of head ``t // tiles`` of the flattened batch.
 
-    Writes output (batch, heads, queries, value dim) and logsumexp (batch, heads, queries, 1), natural log, float64.
+    Writes output (batch, heads, queries, value dim) and logsumexp (batch, heads, queries, 2), natural log, float64: the
+    largest score and the logarithm of the sum relative to it. They are kept apart because of scores so large that
+    their sum would lose the second.
     """
     tiles = (x.queries + len(w.queries) - 1) // len(w.queries)
     for item in range(first, last):
@@ -149,7 +151,7 @@ def finish_tile(x, w, batch, head, here, output, logsumexp):
                 top = highest
         out = row_of(output, batch, head, w.queries[r])
         log = row_of(logsumexp, batch, head, w.queries[r])
-        log[0] = -np.inf if total == 0.0 else top + math.log(total)
+        log[0], log[1] = (-np.inf, 0.0) if total == 0.0 else (top, math.log(total))
         factor = w.scores.dtype.type(0.0 if total == 0.0 else share / total)
         for i in range(x.value_dim):
             out[i] = w.output[i, r] * factor

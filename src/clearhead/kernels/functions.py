@@ -2,7 +2,8 @@
 
 Each becomes a C function ``f(tile, lanes, queries, first, keys, batch, head)`` that the kernels call by address, where
 the tile is hot in the cache: scores (keys, lanes) are replaced, or bytes (keys, lanes) written that say what is
-visible. Lane r holds query ``queries[r]``, row j key ``first + j``. A function is compiled once per process.
+visible. Lane r holds query ``queries[r]``, row j key ``first + j``. It returns 1; if it raised an error, its caller
+finds 0. Arithmetic is IEEE's: a division by zero is infinite or NaN, no error. A function is compiled once per process.
 """
 
 from collections.abc import Callable
@@ -23,14 +24,15 @@ def score(function: Callable[..., Any], dtype: DTypeLike) -> Any:
     kind = numba.from_dtype(np.dtype(dtype))
 
     def build():
-        cell = numba.njit(function)
+        cell = _compiled(function)
 
-        @numba.cfunc(_signature(kind))
+        @numba.cfunc(_signature(kind), error_model="numpy")
         def tile(tile, lanes, queries, first, keys, batch, head):
             scores, query = numba.carray(tile, (keys, lanes)), numba.carray(queries, (lanes,))
             for j in range(keys):
                 for r in range(lanes):
                     scores[j, r] = cell(scores[j, r], batch, head, query[r], first + j)
+            return 1
 
         return tile
 
@@ -42,22 +44,28 @@ def visible(function: Callable[..., Any]) -> Any:
     """The compiled form of ``function(batch, head, query, key) -> bool``; its address is ``.address``."""
 
     def build():
-        cell = numba.njit(function)
+        cell = _compiled(function)
 
-        @numba.cfunc(_signature(types.uint8))
+        @numba.cfunc(_signature(types.uint8), error_model="numpy")
         def tile(tile, lanes, queries, first, keys, batch, head):
             seen, query = numba.carray(tile, (keys, lanes)), numba.carray(queries, (lanes,))
             for j in range(keys):
                 for r in range(lanes):
                     seen[j, r] = 1 if cell(batch, head, query[r], first + j) else 0
+            return 1
 
         return tile
 
     return _explained(build, function, "mask")
 
 
+def _compiled(function: Callable[..., Any]) -> Any:
+    """The function as one that compiled code can call; it may be compiled already."""
+    return function if hasattr(function, "py_func") else numba.njit(error_model="numpy")(function)
+
+
 def _signature(element: Any) -> Any:
-    return types.void(types.CPointer(element), whole, types.CPointer(whole), whole, whole, whole, whole)
+    return whole(types.CPointer(element), whole, types.CPointer(whole), whole, whole, whole, whole)
 
 
 def _explained(build: Callable[[], Any], function: Callable[..., Any], what: str) -> Any:

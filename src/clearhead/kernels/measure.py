@@ -1,17 +1,19 @@
 """Row measures in one pass over the scores: entropy, distance, and the mass on chosen keys.
 
-Nothing but five numbers a row is kept. Definitions: ``clearhead.measures``.
+Nothing but a few numbers a row is kept. Definitions: ``clearhead.measures``.
 """
+
+import numpy as np
 
 from clearhead.kernels.cache import kernel
 from clearhead.kernels.microkernels import fold_tile
-from clearhead.kernels.tiles import BLOCK, FOLDS, fill, load_queries, row_of, score_keys, take_tile
+from clearhead.kernels.tiles import BLOCK, FOLDS, TOP, fill, load_queries, row_of, score_keys, take_tile
 from clearhead.kernels.vectors import LN2, pointer
 from clearhead.kernels.visible import HIDDEN
 from clearhead.kernels.weights import load_logsumexp, to_weights
 
-ENTROPY, DISTANCE, SINK, PREVIOUS, SELF = range(5)
-MEASURES = 5
+ENTROPY, DISTANCE, SINK, PREVIOUS, SELF, SEES = range(6)  # the last: 1 if the row sees anything, else 0
+MEASURES = 6
 
 
 @kernel
@@ -28,6 +30,7 @@ def measure_rows(x, w, first_item, last_item, logsumexp, sink, aligned, out):
         here = take_tile(x, w, item % tiles)
         low, high, full_low, full_high = load_queries(x, w, batch, head, here)
         load_logsumexp(x, w, batch, head, here, logsumexp)
+        fill(w.lanes, TOP, TOP + 1, -np.inf)
         for first in range(low, high, BLOCK):
             keys = min(BLOCK, high - first)
             if score_keys(x, w, batch, head, here, first, keys, full_low, full_high) == HIDDEN:
@@ -46,3 +49,7 @@ def measure_rows(x, w, first_item, last_item, logsumexp, sink, aligned, out):
                     measured[PREVIOUS] += w.scores[place - 1, r]
                 if 0 <= place < keys:
                     measured[SELF] += w.scores[place, r]
+        for r in range(here):
+            measured = row_of(out, batch, head, w.queries[r])
+            # A row of NaN has no largest score, but it does see something.
+            measured[SEES] = w.lanes[TOP, r] > -np.inf or measured[ENTROPY] != measured[ENTROPY]

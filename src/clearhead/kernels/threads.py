@@ -6,6 +6,7 @@ What is computed never depends on how it is shared out: an item's result is the 
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 import threading
 from collections.abc import Callable
@@ -94,8 +95,8 @@ def _forget() -> None:
 
 def _positive(count: int | str, name: str) -> int:
     try:
-        number = int(count)
-    except ValueError:
+        number = int(count) if isinstance(count, str) else operator.index(count)
+    except (TypeError, ValueError):
         number = 0
     if number < 1:
         raise ValueError(f"{name} must be a whole number of threads, 1 or more, got {count!r}")

@@ -90,6 +90,7 @@ class Scratch(NamedTuple):
     bounds: NDArray[np.int32]  # (2, rows): start, stop
     spans: NDArray[np.int64]  # (2, rows): those of a leaf of the program, or ids
     queries: NDArray[np.int64]  # (rows,): which queries the lanes hold
+    failed: NDArray[np.int64]  # (1,): not 0 once a function of the user's has raised an error
 
 
 TOP, OLD_TOP, TOTAL, CHANGE, POSITION, HIGH, LOW, FOLDS = range(8)  # of Scratch.lanes; there are three folds
@@ -120,6 +121,7 @@ def scratch(dtype: DTypeLike, dim: int, value_dim: int, depth: int) -> Scratch:
         room((2, rows), np.int32),
         room((2, rows), np.int64),
         room((rows,), np.int64),
+        room((1,), np.int64),
     )
 
 
@@ -225,8 +227,8 @@ def score_keys(x, w, batch, head, here, first, keys, full_low, full_high):
     if x.slopes.size:
         slope = w.scores.dtype.type(x.slopes[head])
         slope_tile(scores, padded, first, pointer(w.lanes, POSITION * rows), slope)
-    if x.function:
-        call_at(x.function, scores, rows, pointer(w.queries, 0), first, keys, batch, head)
+    if x.function and call_at(x.function, scores, rows, pointer(w.queries, 0), first, keys, batch, head) != 1:
+        w.failed[0] = 1
     if shown == PARTLY:
         hide_outside(scores, padded, first, pointer(w.bounds, 0), pointer(w.bounds, rows))
         if x.program.size and marked == PARTLY:

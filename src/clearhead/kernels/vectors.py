@@ -255,16 +255,15 @@ def address_of(typingctx, address, offset, like):
 
 @intrinsic
 def call_at(typingctx, function, tile, lanes, queries, first, keys, batch, head):
-    """Call the compiled function at an address on a tile: see ``functions``."""
+    """Call the compiled function at an address on a tile: see ``functions``. Returns 1, or 0 if it raised an error."""
 
     def generate(context, builder, signature, arguments):
         kinds = [context.get_value_type(kind) for kind in signature.args[1:]]
-        kind = ir.FunctionType(ir.VoidType(), kinds).as_pointer()
-        builder.call(builder.inttoptr(arguments[0], kind), arguments[1:])
-        return context.get_dummy_value()
+        kind = ir.FunctionType(i64, kinds).as_pointer()
+        return builder.call(builder.inttoptr(arguments[0], kind), arguments[1:])
 
     whole = types.int64
-    return types.void(whole, tile, whole, types.CPointer(whole), whole, whole, whole, whole), generate
+    return whole(whole, tile, whole, types.CPointer(whole), whole, whole, whole, whole), generate
 
 
 def widen_bits(b, bits, half):

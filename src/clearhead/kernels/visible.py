@@ -60,7 +60,9 @@ def run_program(program, w, batch, head, here, first, keys):
                 w.shown[depth] = push_equal(program, s, w, depth, batch, head, here, first, keys)
             else:
                 place = pointer(w.visible, depth * w.visible.shape[1] * w.visible.shape[2])
-                call_at(program[s, ADDRESS], place, len(w.queries), pointer(w.queries, 0), first, keys, batch, head)
+                lanes = len(w.queries)
+                if call_at(program[s, ADDRESS], place, lanes, pointer(w.queries, 0), first, keys, batch, head) != 1:
+                    w.failed[0] = 1
                 w.shown[depth] = PARTLY
             depth += 1
     if w.shown[0] != PARTLY:

@@ -25,7 +25,7 @@ from clearhead.kernels.visible import HIDDEN
 def weigh(x, w, batch, head, queries, low, high, logsumexp, out):
     """out[row, key - low] = weight of queries[row] on keys low ... high-1; out is zeros before.
 
-    logsumexp : (batch, heads, queries, 1), natural log, float64. out : (1, 1, len(queries), high - low).
+    logsumexp : (batch, heads, queries, 2), as ``forward.attend`` leaves it. out : (1, 1, len(queries), high - low).
     """
     rows = len(w.queries)
     for begin in range(0, len(queries), rows):
@@ -53,12 +53,13 @@ def load_logsumexp(x, w, batch, head, here, logsumexp):
     fill(w.lanes, HIGH, HIGH + 1, np.inf)
     fill(w.lanes, LOW, LOW + 1, 0.0)
     for r in range(here):
-        whole = row_of(logsumexp, batch, head, w.queries[r])[0] / unit
-        if whole == -np.inf:
+        parts = row_of(logsumexp, batch, head, w.queries[r])
+        top = parts[0] / unit
+        if top == -np.inf:
             continue
-        high = w.scores.dtype.type(whole)
+        high = w.scores.dtype.type(top)
         w.lanes[HIGH, r] = high
-        w.lanes[LOW, r] = whole - high if -np.inf < high < np.inf else 0
+        w.lanes[LOW, r] = parts[1] / unit + (top - high if -np.inf < high < np.inf else 0)
 
 
 @step
