@@ -107,7 +107,11 @@ class AttentionWeights(NDArrayOperatorsMixin):
         # (their strides are 0 but for one axis); what is picked from them by index arrays is as large as the result,
         # so one whose elements take no bytes at all is asked for the result's shape first.
         shape = np.broadcast_to(np.empty((), "V0"), self.shape)[index].shape
-        self._refuse_if_too_large(math.prod(shape))
+        # Beside 4 or 8 bytes of result, index arrays take some 16 a cell while they are sorted out.
+        basic = all(
+            isinstance(i, int | slice | None | type(...)) for i in (index if isinstance(index, tuple) else (index,))
+        )
+        self._refuse_if_too_large(math.prod(shape), beside=0 if basic else 16)
         full = self._extent.shape
         axes = [
             np.broadcast_to(np.arange(n, dtype=np.min_scalar_type(n)).reshape(-1, *(1,) * (len(full) - 1 - axis)), full)
@@ -329,8 +333,8 @@ class AttentionWeights(NDArrayOperatorsMixin):
         out = out if keepdims else out.squeeze(axes)
         return out.astype(dtype or self.dtype)[()]
 
-    def _refuse_if_too_large(self, cells: int) -> None:
-        size, free = cells * self.dtype.itemsize, memory.available()
+    def _refuse_if_too_large(self, cells: int, beside: int = 0) -> None:
+        size, free = cells * (self.dtype.itemsize + beside), memory.available()
         if free is not None and size > free:
             what = "the full matrix" if cells == self.size else "this part"
             shape = " x ".join(f"{n:,}" for n in self.shape)
