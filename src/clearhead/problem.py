@@ -106,8 +106,11 @@ def _check_ranks(arrays: dict[str, NDArray[Any]]) -> None:
     shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
     if min(array.ndim for array in arrays.values()) < 2:
         raise ValueError(f"query, key and value must be (tokens, dim) or (..., heads, tokens, dim), got {shapes}")
-    if len({array.ndim for array in arrays.values()}) > 1:
-        raise ValueError(f"query, key and value must have the same number of axes, got {shapes}")
+    if len({array.ndim > 2 for array in arrays.values()}) > 1:
+        raise ValueError(
+            f"query, key and value must all be (tokens, dim) or all have a heads axis, (..., heads, tokens, dim), "
+            f"got {shapes}"
+        )
 
 
 def _broadcast_lead(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

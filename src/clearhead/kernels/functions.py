@@ -6,6 +6,7 @@ visible. Lane r holds query ``queries[r]``, row j key ``first + j``. It returns 
 finds 0. Arithmetic is IEEE's: a division by zero is infinite or NaN, no error. A function is compiled once per process.
 """
 
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -74,8 +75,10 @@ def _explained(build: Callable[[], Any], function: Callable[..., Any], what: str
         return build()
     except numba.core.errors.NumbaError as error:
         name = getattr(function, "__name__", repr(function))
-        lines = [line for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
+        said = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
+        lines = [line.strip() for line in said if line.strip() and not line.startswith("Failed in ")]
+        reason = lines[0] if lines else type(error).__name__
         raise TypeError(
             f"the {what} function {name!r} cannot be compiled by Numba: write it in plain arithmetic on numbers "
-            f"(+ - * / comparisons, if, math.*), without arrays or tensors. Numba says: {lines[-1].strip()}"
+            f"(+ - * / comparisons, if, math.*), without arrays or tensors. Numba says: {reason}"
         ) from error
