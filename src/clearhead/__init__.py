@@ -16,6 +16,7 @@ from clearhead.state import State, merge
 
 if TYPE_CHECKING:
     from clearhead.attend import attention, attention_state, attention_weights, scaled_dot_product_attention
+    from clearhead.cache import KeyValueCache
     from clearhead.kernels.threads import get_num_threads, set_num_threads
     from clearhead.weights import AttentionWeights
 
@@ -28,12 +29,14 @@ _ON_FIRST_USE = {
     "attention_weights": "clearhead.attend",
     "scaled_dot_product_attention": "clearhead.attend",
     "AttentionWeights": "clearhead.weights",
+    "KeyValueCache": "clearhead.cache",
     "get_num_threads": "clearhead.kernels.threads",
     "set_num_threads": "clearhead.kernels.threads",
 }
 
 __all__ = [
     "AttentionWeights",
+    "KeyValueCache",
     "State",
     "__version__",
     "attention",

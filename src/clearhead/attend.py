@@ -6,14 +6,16 @@ alone, ``attention_state`` what is needed to merge with other keys. All take the
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from clearhead import launch
+from clearhead.cache import KeyValueCache
 from clearhead.masks import Mask
-from clearhead.plan import Plan, plan
+from clearhead.plan import Plan, plan, readable, strided
 from clearhead.problem import check
 from clearhead.scores import Score
 from clearhead.state import State
@@ -24,8 +26,8 @@ Floats = NDArray[np.floating[Any]]
 
 def attention(
     query: ArrayLike,
-    key: ArrayLike,
-    value: ArrayLike,
+    key: ArrayLike | KeyValueCache,
+    value: ArrayLike | None = None,
     *,
     mask: Mask | ArrayLike | None = None,
     score: Score | None = None,
@@ -38,6 +40,7 @@ def attention(
         float16, bfloat16 (ml_dtypes), float32 or float64.
     key : array (..., key heads, keys, dim) or (keys, dim)
         heads must be a multiple of key heads: query head h reads key head ``h // (heads // key heads)``.
+        Or a KeyValueCache, which holds the values too.
     value : array (..., key heads, keys, value dim) or (keys, value dim)
     mask : Mask or array, optional
         Who may look at whom: see ``clearhead.masks``. A boolean array, True where attending is allowed; an array of
@@ -73,6 +76,12 @@ def attention(
     >>> ch.attention(x, x, x, mask=ch.masks.causal()).shape
     (2, 5, 8)
     """
+    if isinstance(key, KeyValueCache):
+        if value is not None:
+            raise ValueError("value was given beside a KeyValueCache, which holds the values: leave it out")
+        return _run_cached(query, key, mask, score)
+    if value is None:
+        raise ValueError("value is missing: attention(query, key, value), or attention(query, cache)")
     return _run(plan(check(query, key, value, mask, score)))[0]
 
 
@@ -162,3 +171,20 @@ def _run(planned: Plan) -> tuple[Floats, Floats]:
     output, logsumexp = launch.stream(planned) if launch.can_stream(planned) else launch.forward(planned)
     output = output.reshape(*problem.extent.shape[:-1], output.shape[-1])
     return problem.as_given(output, -3).astype(problem.dtype, copy=False), logsumexp
+
+
+def _run_cached(query: ArrayLike, cache: KeyValueCache, mask: Mask | ArrayLike | None, score: Score | None) -> Floats:
+    """Attention over a cache: few queries read its pages where they lie, many a copy of them in one piece."""
+    one = np.zeros((), cache.dtype)
+    shape = (cache.batch, cache.heads, len(cache))
+    stand_in = (np.broadcast_to(one, (*shape, dim)) for dim in (cache.dim, cache.value_dim))
+    planned = plan(check(query, *stand_in, mask, score))
+    problem, x = planned.problem, planned.inputs
+    if len(cache) == 0 or problem.dtype != cache.dtype or problem.extent.lead != (cache.batch,):
+        return _run(plan(check(query, cache.key, cache.value, mask, score)))[0]
+    key, value = (strided(readable(page)) for page in cache.first_pages())
+    paged = replace(planned, inputs=x._replace(key=key, value=value))
+    if not launch.can_stream(paged):
+        return _run(plan(check(query, cache.key, cache.value, mask, score)))[0]
+    output, _ = launch.stream(paged, cache.pages())
+    return output.astype(problem.dtype, copy=False)

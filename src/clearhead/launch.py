@@ -45,23 +45,33 @@ def can_stream(plan: Plan) -> bool:
     return plain and whole and 0 < x.queries * x.group <= decode.ROWS and 0 not in (x.dim, x.value_dim, x.keys)
 
 
-def stream(plan: Plan) -> tuple[Floats, Floats]:
-    """As ``forward``, where ``can_stream``: keys and values are read once for all rows of a group of heads."""
+def stream(plan: Plan, pages: decode.Pages | None = None) -> tuple[Floats, Floats]:
+    """As ``forward``, where ``can_stream``: keys and values are read once for all rows of a group of heads.
+
+    ``pages`` says where they lie, if not one after the other.
+    """
     extent, x, dtype = plan.problem.extent, plan.inputs, plan.problem.compute_dtype
     chunks = -(-x.keys // decode.CHUNK)
     items = extent.batch * (x.heads // x.group) * chunks
-    partial = np.empty((items, decode.ROWS, x.value_dim), dtype)
-    top, total = np.empty((items, decode.ROWS), dtype), np.empty((items, decode.ROWS), dtype)
+    rows = 1 << (x.queries * x.group - 1).bit_length()
+    partial = np.empty((items, rows, x.value_dim), dtype)
+    top, total = np.empty((items, rows), dtype), np.empty((items, rows), dtype)
+    pages = pages or decode.Pages(decode.CHUNK, _chunks(x.key, chunks), _chunks(x.value, chunks))
     output = np.empty((extent.batch, extent.heads, extent.queries, x.value_dim), dtype)
     logsumexp = np.empty((*output.shape[:-1], 2))
 
     def some(first: int, last: int) -> None:
         room = decode.decode_scratch(dtype, x.dim)
-        decode.decode_chunks(x, room, first, last, chunks, partial, top, total)
+        decode.decode_chunks(x, pages, room, first, last, chunks, partial, top, total)
 
     share(some, items, max(1, items // (4 * get_num_threads())))
     decode.merge_chunks(x, chunks, partial, top, total, strided(output), strided(logsumexp))
     return output, logsumexp
+
+
+def _chunks(array: Strided, chunks: int) -> NDArray[np.int64]:
+    """Where each chunk of each batch entry begins, in elements from the first."""
+    return array.offset[:, None] + np.arange(chunks) * (decode.CHUNK * array.steps[1])
 
 
 def measure(plan: Plan, logsumexp: Floats, sink: int, aligned: int) -> Floats:

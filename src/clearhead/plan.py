@@ -59,7 +59,7 @@ def plan(problem: Problem) -> Plan:
         arrays["value"] = problem.value
     if score.bias is not None:
         arrays["bias"] = np.broadcast_to(score.bias, extent.shape)
-    arrays = {name: _readable(values) for name, values in arrays.items()}
+    arrays = {name: readable(values) for name, values in arrays.items()}
     places = {"value": _absent(at), "bias": _absent(at)}
     places |= {name: strided(values) for name, values in arrays.items()}
     function = None if score.function is None else functions.score(score.function, at)
@@ -142,7 +142,7 @@ class _Program:
             raise TypeError(f"a mask is made by clearhead.masks, got {mask!r}")
 
     def _place(self, array: NDArray[Any]) -> Strided:
-        array = _readable(array)
+        array = readable(array)
         place = strided(array)
         self.kept += [array, place.offset]
         return place
@@ -190,7 +190,7 @@ def _absent(dtype: np.dtype[Any]) -> Strided:
     return Strided(_like(dtype), 0, _ZERO, (0, 0, 0), 0)
 
 
-def _readable(array: NDArray[Any]) -> NDArray[Any]:
+def readable(array: NDArray[Any]) -> NDArray[Any]:
     """An array that kernels can read: native, aligned, elements at whole multiples of their size.
 
     16 bits go under the name of integers, so that Numba knows the two apart: see ``kernels.vectors.widen``.

@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from clearhead.kernels.cache import kernel, step
 from clearhead.kernels.streaming import exp_row, match_1, match_2, match_4, match_8, mix_1, mix_2, mix_4, mix_8
 from clearhead.kernels.tiles import row_of
-from clearhead.kernels.vectors import LN2, LOG2E, pointer, widen
+from clearhead.kernels.vectors import LN2, LOG2E, address_of, pointer, widen
 
 CHUNK = 1024  # keys in a share of work: 0.5 MB of keys at dim 128, and scores of 4 KB a row
 ROWS = 8  # most rows (query heads of a group, times queries) at once
@@ -33,12 +33,22 @@ def decode_scratch(dtype: DTypeLike, dim: int) -> DecodeScratch:
     return DecodeScratch(np.zeros((ROWS, dim), dtype), np.zeros((ROWS, CHUNK + 64), dtype))
 
 
+class Pages(NamedTuple):
+    """Where keys and values lie: token j of batch entry b in page j // size, whose first element lies key[b, page] (or
+    value[b, page]) elements from the array's address. Contiguous arrays are pages that happen to follow one another.
+    """
+
+    size: int
+    key: NDArray[np.int64]
+    value: NDArray[np.int64]
+
+
 @kernel
-def decode_chunks(x, w, first, last, chunks, partial, top, total):
+def decode_chunks(x, pages, w, first, last, chunks, partial, top, total):
     """Work items first ... last-1: item t is chunk ``t % chunks`` of key head ``t // chunks`` of the batch.
 
-    partial : (items, ROWS, value dim), top and total :
-    (items, ROWS) of what each chunk leaves; a row that sees nothing of it leaves (0, -inf, 0).
+    partial : (items, rows, value dim), top and total : (items, rows) of what each chunk leaves, rows a power of two; a
+    row that sees nothing of it leaves (0, -inf, 0).
     """
     key_heads, rows = x.heads // x.group, x.group * x.queries
     for item in range(first, last):
@@ -59,14 +69,21 @@ def decode_chunks(x, w, first, last, chunks, partial, top, total):
         if high <= low:
             continue
         load_rows(x, w.query, batch, key_head, rows)
-        match_keys(x, w, batch, key_head, rows, low, high)
+        match_keys(x, pages, w, batch, key_head, rows, low, high)
         for r in range(rows):
             row_low, row_high = span(x, batch, key_head, r, start, stop)
             top[item, r], total[item, r] = normalize_row(w.scores, r, row_low - low, row_high - low, high - low)
-        if mixed and not values_finite(x, batch, key_head, low, high):
-            mix_seen(x, batch, key_head, w.scores, low, start, stop, partial, item)
+        if mixed and not values_finite(x, pages, batch, key_head, low, high):
+            mix_seen(x, pages, batch, key_head, w.scores, low, start, stop, partial, item)
         else:
-            mix_values(x, w, batch, key_head, rows, low, high, partial, item)
+            mix_values(x, pages, w, batch, key_head, rows, low, high, partial, item)
+
+
+@step
+def token(array, table, batch, head, j, size):
+    """A pointer to the first number of token j."""
+    offset = table[batch, j // size] + head * array.steps[0] + j % size * array.steps[1]
+    return address_of(array.address, offset, array.like)
 
 
 @step
@@ -91,36 +108,44 @@ def load_rows(x, query, batch, key_head, rows):
 
 
 @step
-def match_keys(x, w, batch, key_head, rows, low, high):
+def match_keys(x, pages, w, batch, key_head, rows, low, high):
     """w.scores[r, j - low] = query r . key j, for as many rows at once as a power of two holds them."""
-    key, stride = row_of(x.key, batch, key_head, 0), x.key.steps[1]
-    query, scores, room = pointer(w.query, 0), pointer(w.scores, 0), w.scores.shape[1]
-    if rows == 1:
-        match_1(key, stride, low, high, query, x.dim, scores, room)
-    elif rows == 2:
-        match_2(key, stride, low, high, query, x.dim, scores, room)
-    elif rows <= 4:
-        match_4(key, stride, low, high, query, x.dim, scores, room)
-    else:
-        match_8(key, stride, low, high, query, x.dim, scores, room)
+    stride, query, room = x.key.steps[1], pointer(w.query, 0), w.scores.shape[1]
+    first = low
+    while first < high:
+        count = min(high, (first // pages.size + 1) * pages.size) - first
+        key = token(x.key, pages.key, batch, key_head, first, pages.size)
+        scores = pointer(w.scores, first - low)
+        if rows == 1:
+            match_1(key, stride, count, query, x.dim, scores, room)
+        elif rows == 2:
+            match_2(key, stride, count, query, x.dim, scores, room)
+        elif rows <= 4:
+            match_4(key, stride, count, query, x.dim, scores, room)
+        else:
+            match_8(key, stride, count, query, x.dim, scores, room)
+        first += count
 
 
 @step
-def mix_values(x, w, batch, key_head, rows, low, high, partial, item):
+def mix_values(x, pages, w, batch, key_head, rows, low, high, partial, item):
     """partial[item, r] += sum over j of w.scores[r, j - low] * value j"""
     stride, room, dim = x.value.steps[1], w.scores.shape[1], x.value_dim
-    for first in range(low, high, BLOCK):
-        value = row_of(x.value, batch, key_head, first)
-        weights, out = pointer(w.scores, first - low), pointer(partial, item * partial.shape[1] * dim)
-        keys = min(BLOCK, high - first)
+    out = pointer(partial, item * partial.shape[1] * dim)
+    first = low
+    while first < high:
+        count = min(min(high, first + BLOCK), (first // pages.size + 1) * pages.size) - first
+        value = token(x.value, pages.value, batch, key_head, first, pages.size)
+        weights = pointer(w.scores, first - low)
         if rows == 1:
-            mix_1(value, stride, keys, weights, room, out, dim)
+            mix_1(value, stride, count, weights, room, out, dim)
         elif rows == 2:
-            mix_2(value, stride, keys, weights, room, out, dim)
+            mix_2(value, stride, count, weights, room, out, dim)
         elif rows <= 4:
-            mix_4(value, stride, keys, weights, room, out, dim)
+            mix_4(value, stride, count, weights, room, out, dim)
         else:
-            mix_8(value, stride, keys, weights, room, out, dim)
+            mix_8(value, stride, count, weights, room, out, dim)
+        first += count
 
 
 @step
@@ -135,11 +160,11 @@ def normalize_row(scores, r, low, high, count):
 
 
 @step
-def values_finite(x, batch, key_head, low, high):
+def values_finite(x, pages, batch, key_head, low, high):
     """Whether these values are all finite."""
     inner = x.value.steps[2]
     for j in range(low, high):
-        row = row_of(x.value, batch, key_head, j)
+        row = token(x.value, pages.value, batch, key_head, j, pages.size)
         for i in range(x.value_dim):
             if not math.isfinite(widen(row[i * inner])):
                 return False
@@ -147,13 +172,13 @@ def values_finite(x, batch, key_head, low, high):
 
 
 @step
-def mix_seen(x, batch, key_head, scores, low, start, stop, partial, item):
+def mix_seen(x, pages, batch, key_head, scores, low, start, stop, partial, item):
     """As mix_rows, for values that hide NaN or infinity from some rows: the slow way."""
     inner = x.value.steps[2]
     for r in range(x.group * x.queries):
         row_low, row_high = span(x, batch, key_head, r, start, stop)
         for j in range(row_low, row_high):
-            row = row_of(x.value, batch, key_head, j)
+            row = token(x.value, pages.value, batch, key_head, j, pages.size)
             for i in range(x.value_dim):
                 partial[item, r, i] += scores[r, j - low] * widen(row[i * inner])
 

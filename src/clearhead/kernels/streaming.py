@@ -18,24 +18,24 @@ AHEAD = 4096
 
 def _match(rows):
     @intrinsic
-    def match(typingctx, key, stride, low, high, query, dim, scores, room):
-        """scores[r, j - low] = query[r] . key[j] for low <= j < high. query : (rows, dim), scores : (rows, room).
+    def match(typingctx, key, stride, count, query, dim, scores, room):
+        """scores[r, j] = query[r] . key[j] for j < count. query : (rows, dim), scores : (rows, room).
 
-        As many keys at once as fill the lanes with sums. In the last turn, places past ``high`` repeat its last key.
+        As many keys at once as fill the lanes with sums. In the last turn, places past the end repeat its last key.
         """
 
         def generate(context, b, signature, arguments):
-            key, stride, low, high, query, dim, scores, room = arguments
-            stored, v = signature.args[0].dtype, Vectors(b, signature.args[4].dtype)
+            key, stride, count, query, dim, scores, room = arguments
+            stored, v = signature.args[0].dtype, Vectors(b, signature.args[3].dtype)
             keys = max(1, v.lanes // rows)  # at once
-            lanes, last = ir.Constant(i64, v.lanes), b.sub(high, ir.Constant(i64, 1))
-            turns = b.sdiv(b.add(b.sub(high, low), ir.Constant(i64, keys - 1)), ir.Constant(i64, keys))
+            lanes, last = ir.Constant(i64, v.lanes), b.sub(count, ir.Constant(i64, 1))
+            turns = b.sdiv(b.add(count, ir.Constant(i64, keys - 1)), ir.Constant(i64, keys))
 
             def some_keys(n, _):
                 done, places = b.mul(n, ir.Constant(i64, keys)), []
                 for u in range(keys):
-                    j = b.add(low, b.add(done, ir.Constant(i64, u)))
-                    j = b.select(b.icmp_signed("<", j, high), j, last)
+                    j = b.add(done, ir.Constant(i64, u))
+                    j = b.select(b.icmp_signed("<", j, count), j, last)
                     places.append(b.gep(key, [b.mul(j, stride)]))
 
                 def one_part(i, sums):
@@ -60,7 +60,7 @@ def _match(rows):
             loop(b, turns, [], some_keys)
             return context.get_dummy_value()
 
-        return void(key, index, index, index, query, index, query, index), generate
+        return void(key, index, index, query, index, query, index), generate
 
     return match
 
