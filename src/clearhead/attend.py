@@ -177,13 +177,13 @@ def _run_cached(query: ArrayLike, cache: KeyValueCache, mask: Mask | ArrayLike |
     """Attention over a cache: few queries read its pages where they lie, many a copy of them in one piece."""
     one = np.zeros((), cache.dtype)
     shape = (cache.batch, cache.heads, len(cache))
-    stand_in = (np.broadcast_to(one, (*shape, dim)) for dim in (cache.dim, cache.value_dim))
-    planned = plan(check(query, *stand_in, mask, score))
+    key, value = (np.broadcast_to(one, (*shape, dim)) for dim in (cache.dim, cache.value_dim))
+    planned = plan(check(query, key, value, mask, score))
     problem, x = planned.problem, planned.inputs
     if len(cache) == 0 or problem.dtype != cache.dtype or problem.extent.lead != (cache.batch,):
         return _run(plan(check(query, cache.key, cache.value, mask, score)))[0]
-    key, value = (strided(readable(page)) for page in cache.first_pages())
-    paged = replace(planned, inputs=x._replace(key=key, value=value))
+    first_key, first_value = (strided(readable(page)) for page in cache.first_pages())
+    paged = replace(planned, inputs=x._replace(key=first_key, value=first_value))
     if not launch.can_stream(paged):
         return _run(plan(check(query, cache.key, cache.value, mask, score)))[0]
     output, _ = launch.stream(paged, cache.pages())

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from clearhead.kernels.decode import CHUNK, Pages
-from clearhead.problem import FLOATS
+from clearhead.scores import FLOATS
 
 PAGE = CHUNK  # tokens
 
@@ -130,7 +130,7 @@ class KeyValueCache:
         """(batch, pages)"""
         places = np.array([page.__array_interface__["data"][0] for page in pages], np.int64)
         within = np.arange(self.batch) * (pages[0].strides[0] // self.dtype.itemsize)
-        return within[:, None] + (places - places[0]) // self.dtype.itemsize
+        return np.asarray(within[:, None] + (places - places[0]) // self.dtype.itemsize)
 
     def _make_room(self, tokens: int) -> None:
         while self.capacity < tokens:
