@@ -17,6 +17,7 @@ from clearhead.state import State, merge
 if TYPE_CHECKING:
     from clearhead.attend import attention, attention_state, attention_weights, scaled_dot_product_attention
     from clearhead.cache import KeyValueCache
+    from clearhead.explanation import Explanation, explain
     from clearhead.kernels.threads import get_num_threads, set_num_threads
     from clearhead.weights import AttentionWeights
 
@@ -29,13 +30,16 @@ _ON_FIRST_USE = {
     "attention_weights": "clearhead.attend",
     "scaled_dot_product_attention": "clearhead.attend",
     "AttentionWeights": "clearhead.weights",
+    "Explanation": "clearhead.explanation",
     "KeyValueCache": "clearhead.cache",
+    "explain": "clearhead.explanation",
     "get_num_threads": "clearhead.kernels.threads",
     "set_num_threads": "clearhead.kernels.threads",
 }
 
 __all__ = [
     "AttentionWeights",
+    "Explanation",
     "KeyValueCache",
     "State",
     "__version__",
@@ -44,6 +48,7 @@ __all__ = [
     "attention_weights",
     "core",
     "create_qkv",
+    "explain",
     "get_num_threads",
     "masks",
     "merge",

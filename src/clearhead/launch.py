@@ -124,6 +124,18 @@ def _each_tile(plan: Plan, run: Callable[[Scratch, int, int], None]) -> None:
 _rooms = threading.local()
 
 
+def scratch_bytes(plan: Plan) -> int:
+    """What a call needs beside its inputs and outputs, on all threads."""
+    x, dtype = plan.inputs, plan.problem.compute_dtype
+    if can_stream(plan):
+        rooms = decode.decode_scratch(dtype, x.dim)
+        items = plan.problem.extent.batch * (x.heads // x.group) * -(-x.keys // decode.CHUNK)
+        beside = items * (1 << (x.queries * x.group - 1).bit_length()) * (x.value_dim + 2) * dtype.itemsize
+        return get_num_threads() * sum(array.nbytes for array in rooms) + beside
+    rows = 16 * plan.problem.extent.batch * plan.problem.extent.heads * plan.problem.extent.queries  # logsumexp
+    return get_num_threads() * sum(array.nbytes for array in scratch(dtype, x.dim, x.value_dim, plan.depth)) + rows
+
+
 def _room(plan: Plan) -> Scratch:
     """This thread's scratch: kept from its last call if that was of the same size."""
     needed = (plan.problem.compute_dtype, plan.inputs.dim, plan.inputs.value_dim, plan.depth)

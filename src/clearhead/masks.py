@@ -275,8 +275,9 @@ class Documents(Mask):
 
     def intervals(self, extent: Extent) -> Intervals | None:
         lead = np.broadcast_shapes(self.query.shape[:-1], self.key.shape[:-1])
-        query = np.broadcast_to(self.query, (*lead, extent.queries)).reshape(-1, extent.queries)
-        key = np.broadcast_to(self.key, (*lead, extent.keys)).reshape(-1, extent.keys)
+        batch = math.prod(lead)
+        query = np.broadcast_to(self.query, (*lead, extent.queries)).reshape(batch, extent.queries)
+        key = np.broadcast_to(self.key, (*lead, extent.keys)).reshape(batch, extent.keys)
         start, stop = np.zeros(query.shape, np.int64), np.zeros(query.shape, np.int64)
         for row in range(len(query)):
             bounds = np.flatnonzero(np.diff(key[row])) + 1
@@ -290,7 +291,8 @@ class Documents(Mask):
             known[known] = ids[order][place[known]] == query[row][known]
             start[row, known] = first[order][place[known]]
             stop[row, known] = last[order][place[known]]
-        return start.reshape(*lead, 1, -1), stop.reshape(*lead, 1, -1)
+        shape = (*lead, 1, extent.queries)
+        return start.reshape(shape), stop.reshape(shape)
 
 
 @dataclass(frozen=True, eq=False)

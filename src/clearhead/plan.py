@@ -35,6 +35,8 @@ class Plan:
 
     problem: Problem
     inputs: Inputs
+    start: Ints  # (*lead, heads, queries, 1), the first visible key of each row ...
+    stop: Ints  # ... and one past the last: what ``inputs`` has as places
     depth: int  # of the stack that the mask's program needs
     kept: tuple[Any, ...]  # what the inputs point into
 
@@ -54,7 +56,7 @@ def plan(problem: Problem) -> Plan:
     program = _Program(extent)
     if rest is not None:
         program.add(rest)
-    arrays = {"query": query, "key": key, "start": start[..., None], "stop": stop[..., None]}
+    arrays: dict[str, NDArray[Any]] = {"query": query, "key": key, "start": start[..., None], "stop": stop[..., None]}
     if problem.value is not None:
         arrays["value"] = problem.value
     if score.bias is not None:
@@ -81,7 +83,9 @@ def plan(problem: Problem) -> Plan:
         value_dim=0 if problem.value is None else problem.value.shape[-1],
         micro=host().keys,
     )
-    return Plan(problem, inputs, program.depth, (*arrays.values(), *program.kept, function))
+    return Plan(
+        problem, inputs, arrays["start"], arrays["stop"], program.depth, (*arrays.values(), *program.kept, function)
+    )
 
 
 def without_value(plan: Plan) -> Plan:

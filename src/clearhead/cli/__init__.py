@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli import demo, example, plot, report, trace
+from clearhead.cli import demo, example, plot, report, trace, warmup
 from clearhead.cli.errors import Commands
 
 app = typer.Typer(
@@ -21,7 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (example.example, trace.trace, report.report, plot.plot, demo.demo):
+for command in (example.example, trace.trace, report.report, plot.plot, demo.demo, warmup.warmup):
     app.command()(command)
 
 

@@ -61,7 +61,7 @@ def attend_tile(x, w, batch, head, here):
         pointer(w.lanes, TOTAL * rows),
     )
     top, old_top = pointer(w.lanes, TOP * rows), pointer(w.lanes, OLD_TOP * rows)
-    natural, started = is_natural(x), False
+    natural = is_natural(x)
     for first in range(low, high, BLOCK):
         keys = min(BLOCK, high - first)
         shown = score_keys(x, w, batch, head, here, first, keys, full_low, full_high)
@@ -76,10 +76,8 @@ def attend_tile(x, w, batch, head, here):
             exp_tile(scores, padded, old_top, top, total, change)
         else:
             exp2_tile(scores, padded, old_top, top, total, change)
-        if started:
-            scale_rows(pointer(w.output, 0), w.output.shape[0], change)
-        started = True
         if careful:
+            scale_rows(pointer(w.output, 0), w.output.shape[0], change)
             mix_visible(x, w, batch, head, first, keys)
         else:
             mix_values(x, w, batch, head, first, keys)
@@ -87,7 +85,7 @@ def attend_tile(x, w, batch, head, here):
 
 @step
 def mix_values(x, w, batch, head, first, keys):
-    """w.output += values, weighted by w.scores: read in place where they can be, else from a copy of the tile."""
+    """w.output = w.output*CHANGE + values, weighted by w.scores: read in place if they can be, else from a copy."""
     rows, columns, scores = len(w.queries), w.output.shape[0], pointer(w.scores, 0)
     value, step = pointer(w.value, 0), columns
     if in_place(x.value, w.scores) and columns == x.value_dim:
@@ -96,7 +94,7 @@ def mix_values(x, w, batch, head, first, keys):
     else:
         copy_rows(x.value, batch, head // x.group, first, keys, x.value_dim, w.value)
     for i in range(0, columns, x.micro):
-        mix_tile(value, i, step, scores, pointer(w.output, i * rows), keys)
+        mix_tile(value, i, step, scores, pointer(w.output, i * rows), keys, pointer(w.lanes, CHANGE * rows))
 
 
 @step

@@ -269,11 +269,14 @@ def scale_rows(typingctx, output, dims, factor):
 
 
 @intrinsic
-def mix_tile(typingctx, value, column, stride, weights, output, keys):
-    """output[n, rows] += value[keys, column:column+n]^T @ weights[keys, rows], n being the micro-tile's keys"""
+def mix_tile(typingctx, value, column, stride, weights, output, keys, change):
+    """output = output*change[rows] + value[keys, column:column+n]^T @ weights[keys, rows], n the micro-tile's keys.
+
+    The tile's own sum begins at 0 and joins what was there last: one long chain of additions rounds twice as badly.
+    """
 
     def generate(context, b, signature, arguments):
-        value, column, stride, weights, output, keys = arguments
+        value, column, stride, weights, output, keys, change = arguments
         v = Vectors(b, signature.args[0].dtype)
 
         def one_key(i, accumulators):
@@ -283,13 +286,14 @@ def mix_tile(typingctx, value, column, stride, weights, output, keys):
                 out += [v.fma(x, w[c], accumulators[r * v.count + c]) for c in range(v.count)]
             return out
 
-        start = [o for r in range(v.keys) for o in v.load_all(at(b, output, r * v.rows))]
-        total = loop(b, keys, start, one_key)
+        total = loop(b, keys, [v.const(0.0)] * (v.keys * v.count), one_key)
+        factors = v.load_all(change)
         for r in range(v.keys):
-            v.store_all(total[r * v.count : (r + 1) * v.count], at(b, output, r * v.rows))
+            place, sums = at(b, output, r * v.rows), total[r * v.count : (r + 1) * v.count]
+            v.store_all([v.fma(o, f, s) for o, f, s in zip(v.load_all(place), factors, sums, strict=True)], place)
         return context.get_dummy_value()
 
-    return void(value, index, index, value, value, index), generate
+    return void(value, index, index, value, value, index, value), generate
 
 
 def _weigh_tile(natural):

@@ -92,9 +92,10 @@ def _mix(rows):
                                 out[r * count + c] = v.fma(w, x[c], sums[r * count + c])
                         return out
 
-                    sums = loop(b, keys, [v.load(place) for place in places], one_key)
+                    # These keys' own sum begins at 0, so that the running one is a short chain of additions.
+                    sums = loop(b, keys, [v.const(0.0)] * len(places), one_key)
                     for place, total in zip(places, sums, strict=True):
-                        v.store(total, place)
+                        v.store(b.fadd(v.load(place), total), place)
                     return []
 
                 return some
