@@ -26,9 +26,9 @@ import clearhead
 from clearhead import memory
 from clearhead.kernels.target import host
 from clearhead.kernels.vectors import Vectors, at, i64, loop, pointer
+from workloads import LARGE
 
 SAMPLE = 0.03  # seconds that one measurement of the peak takes
-LARGE = 1 << 30  # bytes to read: far more than any cache holds
 # Chains of dependent multiply-adds that run side by side. Two units of 4 or 5 cycles need 10; more than the registers
 # hold would spill. 24 of 32 with AVX-512 and NEON, 12 of 16 with AVX2.
 CHAINS = min(24, host().registers - 4)
@@ -85,58 +85,81 @@ def _run_read(rounds, numbers, total):  # type: ignore[no-untyped-def]
     _read(rounds, pointer(numbers, 0), pointer(total, 0))
 
 
-class Peak:
-    """Multiply-adds as fast as the vector units can, on every one of ``threads`` threads at once.
+class Limit:
+    """The most that ``threads`` threads can do at once. ``run()`` does ``work`` (FLOP, or bytes), as fast as may be.
 
-    ``run()`` does ``flops`` floating-point operations: a subject for ``paired.measure`` like any other.
+    A subject for ``paired`` like any other.
     """
 
-    def __init__(self, dtype: str, threads: int) -> None:
-        self.dtype, self.threads = np.dtype(dtype), threads
-        self._numbers = [np.full(64, 0.5, self.dtype) for _ in range(threads)]
-        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
-        self._rounds = 1000
-        self.run()
-        while (seconds := _timed(self.run)) < SAMPLE:
-            self._rounds = int(self._rounds * min(10.0, 1.2 * SAMPLE / seconds))
+    work: int
 
-    @property
-    def flops(self) -> int:
-        return 2 * host().lanes(self.dtype) * CHAINS * self._rounds * self.threads
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
     def run(self) -> None:
-        if self._pool is None:
-            _run_multiply_add(self._rounds, self._numbers[0])
-        else:
-            list(self._pool.map(_run_multiply_add, [self._rounds] * self.threads, self._numbers))
+        raise NotImplementedError
+
+    def best(self, tries: int) -> float:
+        """Work a second, at the best of some tries."""
+        return max(self.work / _timed(self.run) for _ in range(tries))
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
 
+    def _on_each(self, call: Callable[..., Any], *arguments: list[Any]) -> None:
+        """``call`` on every thread, each with its own of the arguments."""
+        if self._pool is None:
+            call(*(own[0] for own in arguments))
+        else:
+            list(self._pool.map(call, *arguments))
 
-def flop_peak(dtype: str, threads: int, tries: int = 20) -> float:
-    """FLOP a second: the best of some tries."""
-    peak = Peak(dtype, threads)
-    best = max(peak.flops / _timed(peak.run) for _ in range(tries))
-    peak.close()
-    return best
+
+class Peak(Limit):
+    """Multiply-adds in ``dtype``; work is FLOP."""
+
+    def __init__(self, dtype: str, threads: int) -> None:
+        super().__init__(threads)
+        self.dtype = np.dtype(dtype)
+        self._numbers = [np.full(64, 0.5, self.dtype) for _ in range(threads)]
+        self._rounds = 1000
+        self.run()
+        while (seconds := _timed(self.run)) < SAMPLE:
+            self._rounds = int(self._rounds * min(10.0, 1.2 * SAMPLE / seconds))
+        self.work = 2 * host().lanes(self.dtype) * CHAINS * self._rounds * threads
+
+    def run(self) -> None:
+        self._on_each(_run_multiply_add, [self._rounds] * self.threads, self._numbers)
 
 
-def read_bandwidth(threads: int, tries: int = 5) -> float:
-    """Bytes a second that ``threads`` threads together read from memory: the best of some tries."""
-    size = min(LARGE, (memory.available() or LARGE) // 4)
-    step = 16 * host().lanes(np.float32)
-    rounds = size // 4 // threads // step
-    parts = [np.ones(rounds * step, np.float32) for _ in range(threads)]
-    totals = [np.zeros(64, np.float32) for _ in range(threads)]
-    _run_read(1, parts[0], totals[0])
-    with ThreadPoolExecutor(threads) as pool:
+class Reading(Limit):
+    """Reading memory that no cache holds; work is bytes."""
 
-        def read() -> None:
-            list(pool.map(_run_read, [rounds] * threads, parts, totals))
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        step = 16 * host().lanes(np.float32)
+        self._rounds = min(LARGE, (memory.available() or LARGE) // 4) // 4 // threads // step
+        self._parts = [np.ones(self._rounds * step, np.float32) for _ in range(threads)]
+        self._totals = [np.zeros(64, np.float32) for _ in range(threads)]
+        self.work = sum(part.nbytes for part in self._parts)
+        self.run()
 
-        return max(sum(part.nbytes for part in parts) / _timed(read) for _ in range(tries))
+    def run(self) -> None:
+        self._on_each(_run_read, [self._rounds] * self.threads, self._parts, self._totals)
+
+
+def limits(threads: int) -> dict[str, float]:
+    """FLOP a second in float32 and float64, and bytes read a second, at best."""
+    found = {}
+    for name, limit, tries in (
+        ("float32", Peak("float32", threads), 20),
+        ("float64", Peak("float64", threads), 20),
+        ("bandwidth", Reading(threads), 5),
+    ):
+        found[name] = limit.best(tries)
+        limit.close()
+    return found
 
 
 def describe() -> dict[str, Any]:
@@ -177,6 +200,8 @@ def _timed(call: Callable[[], Any]) -> float:
 
 if __name__ == "__main__":
     for count in range(1, (describe()["cores"] or 1) + 1):
-        single, double = (flop_peak(kind, count) / 1e9 for kind in ("float32", "float64"))
-        read = read_bandwidth(count) / 1e9
-        print(f"{count} threads: {single:.0f} GFLOP/s in float32, {double:.0f} in float64, {read:.1f} GB/s read")
+        best = {name: speed / 1e9 for name, speed in limits(count).items()}
+        print(
+            f"{count} thread{'s' * (count > 1)}: {best['float32']:.0f} GFLOP/s in float32, {best['float64']:.0f} in "
+            f"float64, {best['bandwidth']:.1f} GB/s read"
+        )

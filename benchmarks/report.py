@@ -66,7 +66,7 @@ def markdown(found: dict[str, Any]) -> str:
     weighed = [row for row in found["rows"] if "footprint" in row]
     parts = []
     if timed:
-        heads = ["heads × tokens × dim", "threads", "ms", "GFLOP/s", "of the FMA peak"]
+        heads = ["heads × tokens × dim", "threads", "ms", "work", "of the limit"]
         parts.append(table(heads + [f"against {about[name]['name']}" for name in others],
                            [_time(row, others) for row in timed]))  # fmt: skip
     if weighed:
@@ -109,8 +109,8 @@ def _time(row: dict[str, Any], others: list[str]) -> list[str]:
         row["title"],
         str(row["threads"]),
         f"{1e3 * row['median'][OURS]:,.2f}",
-        f"{row['flops_per_second'][OURS] / 1e9:.0f}",
-        f"{row['share_of_peak'][OURS]:.2f}",
+        show.rate(row, OURS),
+        f"{row['share'][OURS]:.2f}",
         *(f"{times[name]:.2f}×" if name in times else f"– ({row['lacks'][name]})" for name in others),
     ]
 

@@ -5,9 +5,9 @@
     python benchmarks/run.py causal-64 --threads 1 2 --peers clearhead torch
     python benchmarks/run.py --list
 
-Results are first checked to agree. Then each repetition runs every peer, and the machine's peak, once, in an order that
-turns. Printed are medians, of ratios within repetitions; the JSON file holds every repetition. Ctrl-C prints what is
-there. Exit codes: 0; 1 if results differ, 2 for wrong usage, 130 after Ctrl-C.
+Results are first checked to agree. Then each repetition runs every peer, and the machine's limit, once, in an order
+that turns. Printed are medians, of ratios within repetitions; the JSON file holds every repetition. Ctrl-C prints what
+is there. Exit codes: 0; 1 if results differ, 2 for wrong usage, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from clearhead import get_num_threads
 from peers import OURS, Peer
 from workloads import TOLERANCE, Workload, choose
 
-PEAK = "peak"  # the name under which the machine's peak is measured beside the peers
+LIMIT = "limit"  # the name under which the machine's best is measured beside the peers
 DEFAULT_FILE = Path("out") / "bench.json"
 
 
@@ -46,7 +46,9 @@ def main(argv: list[str] | None = None) -> int:
         results["peers"] = {name: {"name": peer.name, "version": peer.version} for name, peer in libraries.items()}
         for threads in options.threads:
             told = {name: peer.set_threads(threads) for name, peer in libraries.items()}
-            results["threads"][str(threads)] = limits(threads) | {"untold": [n for n, told in told.items() if not told]}
+            with show.waiting(f"The machine's limits, {show.threads(threads)}"):
+                best = machine.limits(threads)
+            results["threads"][str(threads)] = best | {"untold": [n for n, heard in told.items() if not heard]}
             for workload in options.workloads:
                 with show.waiting(f"{workload.title}, {show.threads(threads)}"):
                     row = measure(workload, libraries, threads, options.repeats)
@@ -106,16 +108,6 @@ def load(names: list[str]) -> dict[str, Peer]:
     return found
 
 
-def limits(threads: int) -> dict[str, float]:
-    """What the machine does at best with so many threads: FLOP and bytes a second."""
-    with show.waiting(f"The machine's limits, {show.threads(threads)}"):
-        return {
-            "float32": machine.flop_peak("float32", threads),
-            "float64": machine.flop_peak("float64", threads),
-            "bandwidth": machine.read_bandwidth(threads),
-        }
-
-
 # measuring one workload
 
 
@@ -123,7 +115,7 @@ def measure(workload: Workload, libraries: dict[str, Peer], threads: int, repeat
     """One row of results. Interrupted, it has the repetitions so far, and says ``stopped``."""
     row: dict[str, Any] = {
         "workload": workload.name, "title": workload.title, "measures": workload.measures, "threads": threads,
-        "dtype": workload.dtype, "flops": workload.flops, "dense_nbytes": workload.dense_nbytes,
+        "dtype": workload.dtype, "bound": workload.bound, "work": workload.work, "dense_nbytes": workload.dense_nbytes,
         "lacks": {name: why for name, peer in libraries.items() if (why := peer.lacks(workload))},
     }  # fmt: skip
     able = {name: peer for name, peer in libraries.items() if name not in row["lacks"]}
@@ -135,9 +127,9 @@ def measure(workload: Workload, libraries: dict[str, Peer], threads: int, repeat
     if row["disagree"]:
         return row  # what is wrong is not timed
     del row["disagree"]
-    peak = machine.Peak("float64" if workload.dtype == "float64" else "float32", threads)
+    limit = limit_of(workload, threads)
     try:
-        samples = paired.prepare(calls | {PEAK: peak.run})
+        samples = paired.prepare(calls | {LIMIT: limit.run})
         try:
             for _ in range(repeats):
                 samples.repeat()
@@ -146,8 +138,15 @@ def measure(workload: Workload, libraries: dict[str, Peer], threads: int, repeat
             if not samples.repetitions:
                 raise
     finally:
-        peak.close()
-    return row | summary(samples, workload.flops, peak.flops)
+        limit.close()
+    return row | summary(samples, workload.work, limit.work)
+
+
+def limit_of(workload: Workload, threads: int) -> machine.Limit:
+    """What the workload cannot be faster than."""
+    if workload.bound == "bytes":
+        return machine.Reading(threads)
+    return machine.Peak("float64" if workload.dtype == "float64" else "float32", threads)
 
 
 def differences(workload: Workload, able: dict[str, Peer], results: dict[str, Any]) -> dict[str, float]:
@@ -158,16 +157,16 @@ def differences(workload: Workload, able: dict[str, Peer], results: dict[str, An
     return {name: float(np.linalg.norm(array - reference)) / size for name, array in numbers.items()}
 
 
-def summary(samples: paired.Samples, flops: int, peak_flops: int) -> dict[str, Any]:
-    """Every repetition, and medians: seconds, FLOP a second, share of the peak, and how many times our time."""
-    names = [name for name in samples.subjects if name != PEAK]
+def summary(samples: paired.Samples, work: int, limit_work: int) -> dict[str, Any]:
+    """Every repetition, and medians: seconds, work a second, share of the limit, and how many times our time."""
+    names = [name for name in samples.subjects if name != LIMIT]
     found: dict[str, Any] = {
         "calls": samples.calls,
-        "seconds": samples.seconds,  # per call; those of the peak are for so many FLOP:
-        "peak_flops": peak_flops,
+        "seconds": samples.seconds,  # per call; those of the limit are for so much work:
+        "limit_work": limit_work,
         "median": {name: samples.median(name) for name in names},
-        "flops_per_second": {name: flops / samples.median(name) for name in names},
-        "share_of_peak": {name: flops / peak_flops * samples.ratio(PEAK, to=name) for name in names},
+        "rate": {name: work / samples.median(name) for name in names},
+        "share": {name: work / limit_work * samples.ratio(LIMIT, to=name) for name in names},
     }
     if OURS in names:
         found["times_ours"] = {name: samples.ratio(name, to=OURS) for name in names if name != OURS}

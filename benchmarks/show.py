@@ -13,7 +13,7 @@ from peers import OURS
 from workloads import WORKLOADS
 
 # Wide enough for the tables where output goes to a file.
-OUT = Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False)
+OUT = Console(width=None if sys.stdout.isatty() else 132, highlight=False, markup=False)
 LOG = Console(stderr=True, highlight=False, markup=False)
 
 Results = dict[str, Any]
@@ -60,12 +60,12 @@ def blas(found: Results) -> str:
 
 
 def times(rows: list[Results], about: Results) -> Table:
-    """Milliseconds; ours also in GFLOP/s and as a share of the FMA peak; peers as multiples of ours."""
+    """Milliseconds; ours also as work a second, and as a share of the machine's limit; peers as multiples of ours."""
     main = OURS if OURS in about else next(iter(about))
     others = [name for name in about if name != main]
     table = Table(box=None, padding=(0, 1), header_style="bold", caption_justify="left")
-    table.add_column("heads × tokens × dim")
-    for heading in ("threads", f"{about[main]['name']}, ms", "GFLOP/s", "of peak"):
+    table.add_column("heads × tokens × dim", no_wrap=True)
+    for heading in ("threads", f"{about[main]['name']}, ms", "work", "of limit"):
         table.add_column(heading, justify="right")
     for name in others:
         table.add_column(f"{about[name]['name']}, ms", justify="right")
@@ -78,8 +78,8 @@ def times(rows: list[Results], about: Results) -> Table:
             table.add_row(*cells)
             continue
         cells.append(_number(row["median"].get(main), 1e3))
-        cells.append(_number(row["flops_per_second"].get(main), 1e-9, 0))
-        cells.append(_number(row["share_of_peak"].get(main)))
+        cells.append(rate(row, main))
+        cells.append(_number(row["share"].get(main)))
         for name in others:
             cells.append(_number(row["median"].get(name), 1e3))
             if main == OURS:
@@ -91,6 +91,15 @@ def times(rows: list[Results], about: Results) -> Table:
         for name, why in row["lacks"].items()
     )
     return table
+
+
+def rate(row: Results, name: str) -> str:
+    """What a peer got done: ``182 GFLOP/s``, or ``14.2 GB/s`` of keys and values."""
+    if name not in row["rate"]:
+        return "–"
+    return (
+        f"{row['rate'][name] / 1e9:.0f} GFLOP/s" if row["bound"] == "flops" else f"{row['rate'][name] / 1e9:.1f} GB/s"
+    )
 
 
 def memory(rows: list[Results], about: Results) -> Table:
@@ -111,10 +120,16 @@ def memory(rows: list[Results], about: Results) -> Table:
 def workloads() -> None:
     """What can be measured."""
     table = Table(box=None, padding=(0, 1), header_style="bold")
-    for heading in ("name", "groups", "heads × tokens × dim", "measures", "GFLOP"):
-        table.add_column(heading, justify="right" if heading == "GFLOP" else "left")
+    for heading in ("name", "groups", "heads × tokens × dim", "measures", "work"):
+        table.add_column(heading, justify="right" if heading == "work" else "left")
     for w in WORKLOADS:
-        table.add_row(w.name, ", ".join(w.groups), w.title, w.measures, f"{w.flops / 1e9:,.2f}")
+        table.add_row(
+            w.name,
+            ", ".join(w.groups),
+            w.title,
+            w.measures,
+            f"{w.work / 1e9:,.2f} {'GFLOP' if w.bound == 'flops' else 'GB'}",
+        )
     OUT.print(table)
 
 

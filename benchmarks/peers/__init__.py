@@ -35,7 +35,10 @@ class Peer(Protocol):
         """Why this peer does not run a workload; None if it does."""
 
     def prepare(self, workload: Workload) -> Callable[[], Any]:
-        """A function of no arguments that computes the workload once. Converting inputs is done here, not there."""
+        """A function of no arguments that computes the workload once, on the next of ``workload.arrays()``.
+
+        Converting inputs is done here, not there.
+        """
 
     def numbers(self, result: Any) -> NDArray[np.float64]:
         """What the prepared function returned, to compare: (batch, heads, queries, dim)."""

@@ -4,6 +4,7 @@
 hundreds of times slower, and nobody does that twice.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -31,16 +32,20 @@ def lacks(workload: Workload) -> str | None:
 
 def prepare(workload: Workload) -> Callable[[], Any]:
     at = np.float64 if workload.dtype == "float64" else np.float32
-    query, key, value = (np.asarray(array, dtype=at) for array in workload.arrays())
+    turns = itertools.cycle([[np.asarray(array, dtype=at) for array in arrays] for arrays in workload.arrays()])
     visible, root = workload.visible(), math.sqrt(workload.dim)  # a NumPy float64 would turn float32 into float64
 
     def attention() -> Any:
+        query, key, value = next(turns)
+        shape = query.shape
+        if workload.group > 1:  # the heads that share a key head, as rows of one matrix
+            query = query.reshape(*key.shape[:2], -1, shape[-1])
         scores = query @ np.swapaxes(key, -1, -2) / root
         if visible is not None:
             scores = np.where(visible, scores, -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights = weights / weights.sum(axis=-1, keepdims=True)
-        return weights @ value
+        return (weights @ value).reshape(shape)
 
     return attention
 

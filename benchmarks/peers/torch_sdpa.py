@@ -1,5 +1,6 @@
 """PyTorch's fused attention: ``torch.nn.functional.scaled_dot_product_attention``, eager, without gradients."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,14 +25,15 @@ def lacks(workload: Workload) -> str | None:
 
 
 def prepare(workload: Workload) -> Callable[[], Any]:
-    query, key, value = map(_tensor, workload.arrays())
-    causal = workload.mask == "causal"
+    turns = itertools.cycle([[_tensor(array) for array in arrays] for arrays in workload.arrays()])
+    causal, grouped = workload.mask == "causal", workload.group > 1
     visible = None if causal else workload.visible()  # a window it takes as an array of booleans only
     mask = None if visible is None else torch.from_numpy(visible)
 
     @torch.inference_mode()
     def attention() -> torch.Tensor:
-        return scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal)
+        query, key, value = next(turns)
+        return scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
 
     return attention
 
