@@ -16,9 +16,9 @@ from clearhead.state import State, merge
 
 if TYPE_CHECKING:
     from clearhead.attend import attention, attention_state, attention_weights, scaled_dot_product_attention
-    from clearhead.cache import KeyValueCache
     from clearhead.explanation import Explanation, explain
     from clearhead.kernels.threads import get_num_threads, set_num_threads
+    from clearhead.keyvalue import KeyValueCache
     from clearhead.weights import AttentionWeights
 
 __version__ = "0.1.0"
@@ -31,7 +31,7 @@ _ON_FIRST_USE = {
     "scaled_dot_product_attention": "clearhead.attend",
     "AttentionWeights": "clearhead.weights",
     "Explanation": "clearhead.explanation",
-    "KeyValueCache": "clearhead.cache",
+    "KeyValueCache": "clearhead.keyvalue",
     "explain": "clearhead.explanation",
     "get_num_threads": "clearhead.kernels.threads",
     "set_num_threads": "clearhead.kernels.threads",

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from clearhead import launch
-from clearhead.cache import KeyValueCache
+from clearhead.keyvalue import KeyValueCache
 from clearhead.masks import Mask
-from clearhead.plan import Plan, plan, readable, strided
+from clearhead.plan import Plan, in_nats, plan, readable, strided
 from clearhead.problem import check
 from clearhead.scores import Score
 from clearhead.state import State
@@ -62,8 +62,9 @@ def attention(
     Notes
     -----
     4 * heads * queries * keys * dim floating-point operations, less what masks let it skip; beyond inputs and output
-    about 0.2 MB a thread. 16-bit inputs are computed in float32, float64 throughout in float64. The result does not
-    depend on the number of threads. Leading axes broadcast. Inputs of any strides are read where they lie.
+    16 bytes a row and about 0.2 MB a thread. 16-bit inputs are computed in float32, float64 throughout in float64. The
+    result does not depend on the number of threads. Leading axes broadcast. Inputs of any strides are read where
+    they lie.
 
     References
     ----------
@@ -138,7 +139,7 @@ def attention_weights(
         raise ValueError(f"logsumexp has shape {given.shape}, these weights have one per row: {expected}")
     extent = problem.extent
     whole = given.reshape(extent.batch, extent.heads, extent.queries)
-    return AttentionWeights(planned, np.stack([whole, np.zeros_like(whole)], axis=-1))
+    return AttentionWeights(planned, np.stack([whole / planned.inputs.unit, np.zeros_like(whole)], axis=-1))
 
 
 def attention_state(
@@ -161,7 +162,7 @@ def attention_state(
     planned = plan(problem)
     output, logsumexp = _run(planned)
     kept = np.float64 if problem.dtype == np.float64 else np.float32
-    rows = logsumexp.sum(axis=-1).reshape(problem.extent.shape[:-1]).astype(kept)
+    rows = in_nats(planned, logsumexp).reshape(problem.extent.shape[:-1]).astype(kept)
     return State(output, problem.as_given(rows, -2))
 
 

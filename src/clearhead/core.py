@@ -11,6 +11,7 @@ of this library is tested against.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ def scaled_dot_product_attention(Q: ArrayLike, K: ArrayLike, V: ArrayLike) -> tu
     name at the top level takes the same arguments, keeps memory linear, and returns weights that act alike.
     """
     Q, K, V = np.asarray(Q), np.asarray(K), np.asarray(V)
-    scores = Q @ np.swapaxes(K, -1, -2) / np.sqrt(Q.shape[-1])
+    scores = Q @ np.swapaxes(K, -1, -2) / math.sqrt(Q.shape[-1])
     weights = softmax(scores)
     return weights @ V, weights
 

@@ -61,7 +61,7 @@ def stream(plan: Plan, pages: decode.Pages | None = None) -> tuple[Floats, Float
     logsumexp = np.empty((*output.shape[:-1], 2))
 
     def some(first: int, last: int) -> None:
-        room = decode.decode_scratch(dtype, x.dim)
+        room = decode.decode_scratch(dtype, x.dim, x.value_dim)
         decode.decode_chunks(x, pages, room, first, last, chunks, partial, top, total)
 
     share(some, items, max(1, items // (4 * get_num_threads())))
@@ -128,7 +128,7 @@ def scratch_bytes(plan: Plan) -> int:
     """What a call needs beside its inputs and outputs, on all threads."""
     x, dtype = plan.inputs, plan.problem.compute_dtype
     if can_stream(plan):
-        rooms = decode.decode_scratch(dtype, x.dim)
+        rooms = decode.decode_scratch(dtype, x.dim, x.value_dim)
         items = plan.problem.extent.batch * (x.heads // x.group) * -(-x.keys // decode.CHUNK)
         beside = items * (1 << (x.queries * x.group - 1).bit_length()) * (x.value_dim + 2) * dtype.itemsize
         return get_num_threads() * sum(array.nbytes for array in rooms) + beside

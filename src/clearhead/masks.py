@@ -90,10 +90,6 @@ class Mask:
         """
         return None
 
-    def map(self, change: Callable[[Mask], Mask]) -> Mask:
-        """The same mask with every leaf replaced by ``change(leaf)``."""
-        return change(self)
-
     def dense(self, queries: int, keys: int, heads: int = 1, lead: tuple[int, ...] = ()) -> Bools:
         """The whole mask as a boolean array (queries, keys), or (*lead, heads, queries, keys). For looking at."""
         extent = Extent(lead, heads, queries, keys)
@@ -143,9 +139,6 @@ class Both(Mask):
             return None
         return np.maximum(one[0], other[0]), np.minimum(one[1], other[1])
 
-    def map(self, change: Callable[[Mask], Mask]) -> Mask:
-        return Both(self.first.map(change), self.second.map(change))
-
 
 @dataclass(frozen=True, eq=False)
 class Either(Mask):
@@ -161,9 +154,6 @@ class Either(Mask):
     def visible(self, cells: Cells, extent: Extent) -> Bools:
         return self.first.visible(cells, extent) | self.second.visible(cells, extent)
 
-    def map(self, change: Callable[[Mask], Mask]) -> Mask:
-        return Either(self.first.map(change), self.second.map(change))
-
 
 @dataclass(frozen=True, eq=False)
 class Not(Mask):
@@ -176,9 +166,6 @@ class Not(Mask):
 
     def visible(self, cells: Cells, extent: Extent) -> Bools:
         return ~self.inner.visible(cells, extent)
-
-    def map(self, change: Callable[[Mask], Mask]) -> Mask:
-        return Not(self.inner.map(change))
 
 
 class _IntervalMask(Mask):

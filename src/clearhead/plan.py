@@ -18,10 +18,11 @@ from clearhead import masks
 from clearhead.kernels import functions, visible
 from clearhead.kernels.target import host
 from clearhead.kernels.tiles import Inputs, Strided
+from clearhead.kernels.vectors import LN2
 from clearhead.kernels.visible import Leaf
 from clearhead.masks import Array, Both, Documents, Either, Extent, Function, Mask, Not
 from clearhead.problem import Problem
-from clearhead.scores import Additive, General
+from clearhead.scores import Additive, Dot, General, Score
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
@@ -72,6 +73,7 @@ def plan(problem: Problem) -> Plan:
         sinks=_per_head(score.sinks, extent.heads),
         vector=vector,
         function=0 if function is None else function.address,
+        unit=_unit(score),
         scale=problem.scale,
         softcap=0.0 if score.softcap is None else score.softcap,
         offset=0 if score.slopes is None else extent.offset(score.align, "alibi"),
@@ -88,6 +90,11 @@ def plan(problem: Problem) -> Plan:
     )
 
 
+def in_nats(plan: Plan, logsumexp: Floats) -> NDArray[np.float64]:
+    """(..., 2), as the kernels leave it, as one natural logarithm (...)."""
+    return np.asarray(logsumexp[..., 0] * plan.inputs.unit + logsumexp[..., 1])
+
+
 def without_value(plan: Plan) -> Plan:
     """The same scores with nothing to mix: for their logsumexp alone."""
     return replace(plan, inputs=plan.inputs._replace(value=_absent(plan.problem.compute_dtype), value_dim=0))
@@ -101,6 +108,12 @@ def strided(array: NDArray[Any]) -> Strided:
         offset = (offset[:, None] + np.arange(length) * (stride // size)).reshape(-1)
     steps = (strides[-3] // size, strides[-2] // size, strides[-1] // size)
     return Strided(_like(array.dtype), array.__array_interface__["data"][0], offset, steps, array.size)
+
+
+def _unit(score: Score) -> float:
+    """What a score of 1 is in the kernels, in nats: see ``Inputs.unit``."""
+    changed = score.softcap, score.bias, score.slopes, score.function
+    return LN2 if isinstance(score.base, Dot | General) and all(change is None for change in changed) else 1.0
 
 
 class _Program:

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from clearhead import launch, memory
 from clearhead.masks import Align
 from clearhead.measures import Measures, measure_rows
-from clearhead.plan import Plan, without_value
+from clearhead.plan import Plan, in_nats, without_value
 
 Floats = NDArray[np.floating[Any]]
 BLOCK_CELLS = 1 << 22  # computed at once while reducing: 16 MB of float32
@@ -81,7 +81,7 @@ class AttentionWeights(NDArrayOperatorsMixin):
     @property
     def logsumexp64(self) -> NDArray[np.float64]:
         """The same in float64, as it is kept: what to store if weights are to be recomputed to the last digit."""
-        whole = self._logsumexp.sum(axis=-1).reshape(self._extent.shape[:-1])
+        whole = in_nats(self._plan, self._logsumexp).reshape(self._extent.shape[:-1])
         return np.asarray(self._problem.as_given(whole, -2))
 
     def __len__(self) -> int:
@@ -211,9 +211,9 @@ class AttentionWeights(NDArrayOperatorsMixin):
             return np.matmul(np.asarray(self), values)
         values = np.broadcast_to(values, (*lead, *values.shape[-2:]))
         out = np.zeros((*self.shape[:-1], values.shape[-1]), np.result_type(self.dtype, values.dtype))
-        for place, rows, block in self._blocks():
+        for place, rows, keys, block in self._visible_blocks():
             into: tuple[Any, ...] = (*place, rows)
-            out[into] = block @ values[place]
+            out[into] = block @ values[place][keys]
         return out
 
     def round(self, decimals: int = 0) -> Floats:
@@ -292,10 +292,14 @@ class AttentionWeights(NDArrayOperatorsMixin):
         out = np.zeros((*lead, rows, columns))
         if 0 in out.shape:
             return out
-        for place, some, block in self._blocks():
-            strips = np.add.reduceat(block, left, axis=-1, dtype=np.float64)
+        for place, some, seen, block in self._visible_blocks():
+            if seen.stop == seen.start:
+                continue
+            first, last = np.searchsorted(left, [seen.start, seen.stop - 1], side="right") - 1
+            edges = np.maximum(left[first : last + 1], seen.start) - seen.start
+            strips = np.add.reduceat(block, edges, axis=-1, dtype=np.float64)
             into = np.searchsorted(top, np.arange(some.start, some.stop), side="right") - 1
-            np.add.at(out[place], into, strips)
+            np.add.at(out[place][:, first : last + 1], into, strips)
         area = np.diff(np.r_[top, queries])[:, None] * np.diff(np.r_[left, keys])
         return np.asarray(out / area)
 
@@ -303,13 +307,24 @@ class AttentionWeights(NDArrayOperatorsMixin):
 
     def _blocks(self) -> Iterator[tuple[tuple[int, ...], slice, Floats]]:
         """Every head's rows in blocks: (place of the head, rows, weights (rows, keys))."""
-        heads = self._extent.shape[:-2]
+        for place, rows, _, block in self._visible_blocks(whole=True):
+            yield place, rows, block
+
+    def _visible_blocks(self, whole: bool = False) -> Iterator[tuple[tuple[int, ...], slice, slice, Floats]]:
+        """The same with the keys that a block holds: those from the first that any of its rows sees to the last."""
+        heads, keys = self._extent.shape[:-2], slice(0, self._extent.keys)
         step = max(1, BLOCK_CELLS // max(1, self._extent.keys))
+        if not whole:
+            step = min(step, 1024)  # a window shows few rows at once few keys
         for number, place in enumerate(np.ndindex(*heads)):
             for first in range(0, self._extent.queries, step):
                 rows = slice(first, min(first + step, self._extent.queries))
-                block = self._run(number, np.arange(rows.start, rows.stop), 0, self._extent.keys)
-                yield (() if self._problem.single else place), rows, block
+                if not whole:
+                    start, stop = (bound[(*place, rows, 0)] for bound in (self._plan.start, self._plan.stop))
+                    seen = stop > start
+                    keys = slice(int(start[seen].min()), int(stop[seen].max())) if seen.any() else slice(0, 0)
+                block = self._run(number, np.arange(rows.start, rows.stop), keys.start, keys.stop)
+                yield (() if self._problem.single else place), rows, keys, block
 
     def _axes(self, axis: int | tuple[int, ...] | None) -> tuple[int, ...]:
         if axis is None:

@@ -22,15 +22,19 @@ BLOCK = 32  # keys whose values stay in the first-level cache while each part of
 
 
 class DecodeScratch(NamedTuple):
-    """What one thread needs: its rows' queries (rows, dim), scores (rows, CHUNK and a vector more)."""
+    """What one thread needs: its rows' queries (rows, dim), scores (rows, CHUNK and a vector more), and
+    values (BLOCK, value dim) where some must be left out."""
 
     query: NDArray[Any]
     scores: NDArray[Any]
+    value: NDArray[Any]
 
 
-def decode_scratch(dtype: DTypeLike, dim: int) -> DecodeScratch:
+def decode_scratch(dtype: DTypeLike, dim: int, value_dim: int) -> DecodeScratch:
     """Room for one thread."""
-    return DecodeScratch(np.zeros((ROWS, dim), dtype), np.zeros((ROWS, CHUNK + 64), dtype))
+    return DecodeScratch(
+        np.zeros((ROWS, dim), dtype), np.zeros((ROWS, CHUNK + 64), dtype), np.zeros((BLOCK, value_dim), dtype)
+    )
 
 
 class Pages(NamedTuple):
@@ -73,10 +77,11 @@ def decode_chunks(x, pages, w, first, last, chunks, partial, top, total):
         for r in range(rows):
             row_low, row_high = span(x, batch, key_head, r, start, stop)
             top[item, r], total[item, r] = normalize_row(w.scores, r, row_low - low, row_high - low, high - low)
-        if mixed and not values_finite(x, pages, batch, key_head, low, high):
-            mix_seen(x, pages, batch, key_head, w.scores, low, start, stop, partial, item)
-        else:
-            mix_values(x, pages, w, batch, key_head, rows, low, high, partial, item)
+        # A hidden value, times its weight of 0, is nothing: but only if it is finite.
+        careful = mixed and not values_finite(x, pages, batch, key_head, low, high)
+        mix_values(x, pages, w, batch, key_head, rows, low, high, careful, partial, item)
+        if careful:
+            mix_strange(x, pages, batch, key_head, w.scores, low, start, stop, partial, item)
 
 
 @step
@@ -128,30 +133,44 @@ def match_keys(x, pages, w, batch, key_head, rows, low, high):
 
 
 @step
-def mix_values(x, pages, w, batch, key_head, rows, low, high, partial, item):
-    """partial[item, r] += sum over j of w.scores[r, j - low] * value j"""
-    stride, room, dim = x.value.steps[1], w.scores.shape[1], x.value_dim
+def mix_values(x, pages, w, batch, key_head, rows, low, high, careful, partial, item):
+    """partial[item, r] += sum over j of w.scores[r, j - low] * value j; if careful, of finite numbers alone."""
+    room, dim, inner = w.scores.shape[1], x.value_dim, x.value.steps[2]
     out = pointer(partial, item * partial.shape[1] * dim)
     first = low
     while first < high:
         count = min(min(high, first + BLOCK), (first // pages.size + 1) * pages.size) - first
         value = token(x.value, pages.value, batch, key_head, first, pages.size)
         weights = pointer(w.scores, first - low)
-        if rows == 1:
-            mix_1(value, stride, count, weights, room, out, dim)
-        elif rows == 2:
-            mix_2(value, stride, count, weights, room, out, dim)
-        elif rows <= 4:
-            mix_4(value, stride, count, weights, room, out, dim)
+        if careful:
+            for j in range(count):
+                row = token(x.value, pages.value, batch, key_head, first + j, pages.size)
+                for i in range(dim):
+                    number = widen(row[i * inner])
+                    w.value[j, i] = number if math.isfinite(number) else 0
+            mix_rows(pointer(w.value, 0), dim, count, weights, room, out, dim, rows)
         else:
-            mix_8(value, stride, count, weights, room, out, dim)
+            mix_rows(value, x.value.steps[1], count, weights, room, out, dim, rows)
         first += count
+
+
+@step
+def mix_rows(value, stride, count, weights, room, out, dim, rows):
+    """Mix for as many rows at once as a power of two holds them."""
+    if rows == 1:
+        mix_1(value, stride, count, weights, room, out, dim)
+    elif rows == 2:
+        mix_2(value, stride, count, weights, room, out, dim)
+    elif rows <= 4:
+        mix_4(value, stride, count, weights, room, out, dim)
+    else:
+        mix_8(value, stride, count, weights, room, out, dim)
 
 
 @step
 def normalize_row(scores, r, low, high, count):
     """Scores of one row to weights against their own maximum: (top, total). Outside low ... high-1: 0."""
-    low, high = min(max(low, 0), count), max(high, 0)
+    low, high = min(max(low, 0), count), min(max(high, 0), count)
     for j in range(low):
         scores[r, j] = -np.inf
     for j in range(high, count + 64):
@@ -172,15 +191,17 @@ def values_finite(x, pages, batch, key_head, low, high):
 
 
 @step
-def mix_seen(x, pages, batch, key_head, scores, low, start, stop, partial, item):
-    """As mix_rows, for values that hide NaN or infinity from some rows: the slow way."""
+def mix_strange(x, pages, batch, key_head, scores, low, start, stop, partial, item):
+    """What mix_values left out: NaN and infinity, for the rows that see them."""
     inner = x.value.steps[2]
     for r in range(x.group * x.queries):
         row_low, row_high = span(x, batch, key_head, r, start, stop)
         for j in range(row_low, row_high):
             row = token(x.value, pages.value, batch, key_head, j, pages.size)
             for i in range(x.value_dim):
-                partial[item, r, i] += scores[r, j - low] * widen(row[i * inner])
+                number = widen(row[i * inner])
+                if not math.isfinite(number):
+                    partial[item, r, i] += scores[r, j - low] * number
 
 
 @kernel
@@ -202,7 +223,7 @@ def merge_chunks(x, chunks, partial, top, total, output, logsumexp):
                 whole += total[n, r] * 2.0 ** (top[n, r] - base)
             for d in range(x.value_dim):
                 out[d] = 0
-            log[0], log[1] = (-np.inf, 0.0) if whole == 0.0 else (base * LN2, math.log(whole))
+            log[0], log[1] = (-np.inf, 0.0) if whole == 0.0 else (base, math.log(whole))
             for c in range(chunks):
                 n = sequence * chunks + c
                 if total[n, r] == 0:

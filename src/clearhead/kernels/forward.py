@@ -10,13 +10,14 @@ import math
 import numpy as np
 
 from clearhead.kernels.cache import kernel, step
-from clearhead.kernels.microkernels import exp2_tile, exp_tile, finite_row, mix_tile, scale_rows
+from clearhead.kernels.microkernels import exp2_tile, exp_tile, finite_row, mix_tile
 from clearhead.kernels.tiles import (
     BLOCK,
     CHANGE,
     OLD_TOP,
     TOP,
     TOTAL,
+    copy_finite,
     copy_rows,
     fill,
     in_place,
@@ -26,7 +27,7 @@ from clearhead.kernels.tiles import (
     score_keys,
     take_tile,
 )
-from clearhead.kernels.vectors import LN2, address_of, pointer, widen
+from clearhead.kernels.vectors import address_of, pointer, widen
 from clearhead.kernels.visible import HIDDEN, WHOLLY
 
 
@@ -34,9 +35,9 @@ from clearhead.kernels.visible import HIDDEN, WHOLLY
 def attend(x, w, first, last, output, logsumexp):
     """Work items first ... last-1: item t is tile ``t % tiles`` of head ``t // tiles`` of the flattened batch.
 
-    Writes output (batch, heads, queries, value dim) and logsumexp (batch, heads, queries, 2), natural log, float64: the
-    largest score and the logarithm of the sum relative to it. They are kept apart because of scores so large that
-    their sum would lose the second.
+    Writes output (batch, heads, queries, value dim) and logsumexp (batch, heads, queries, 2), float64: the largest
+    score, in x.unit, and the natural logarithm of the sum relative to it. They are kept apart because of scores so
+    large that their sum would lose the second.
     """
     tiles = (x.queries + len(w.queries) - 1) // len(w.queries)
     for item in range(first, last):
@@ -77,7 +78,6 @@ def attend_tile(x, w, batch, head, here):
         else:
             exp2_tile(scores, padded, old_top, top, total, change)
         if careful:
-            scale_rows(pointer(w.output, 0), w.output.shape[0], change)
             mix_visible(x, w, batch, head, first, keys)
         else:
             mix_values(x, w, batch, head, first, keys)
@@ -122,30 +122,36 @@ def mark_visible(w, keys):
 
 @step
 def mix_visible(x, w, batch, head, first, keys):
-    """w.output += visible values alone: the slow way, for tiles in which a hidden value is NaN or infinite."""
+    """As mix_values, for tiles in which a hidden value is NaN or infinite: finite values as ever, then the strange ones
+    for the rows that see them. So what is hidden changes not even the last bit."""
+    copy_finite(x.value, batch, head // x.group, first, keys, x.value_dim, w.value)
+    rows, columns = len(w.queries), w.output.shape[0]
+    scores, change = pointer(w.scores, 0), pointer(w.lanes, CHANGE * rows)
+    for i in range(0, columns, x.micro):
+        mix_tile(pointer(w.value, 0), i, columns, scores, pointer(w.output, i * rows), keys, change)
     step = x.value.steps[2]
     for j in range(keys):
         row = row_of(x.value, batch, head // x.group, first + j)
         for i in range(x.value_dim):
             number = widen(row[i * step])
-            for r in range(len(w.queries)):
-                if w.visible[0, j, r]:
-                    w.output[i, r] += w.scores[j, r] * number
+            if not np.isfinite(number):
+                for r in range(rows):
+                    if w.visible[0, j, r]:
+                        w.output[i, r] += w.scores[j, r] * number
 
 
 @step
 def finish_tile(x, w, batch, head, here, output, logsumexp):
     """Let the sink join, divide by the total, and write the results."""
-    unit = 1.0 if is_natural(x) else LN2
     for r in range(here):
-        top, total = w.lanes[TOP, r] * unit, np.float64(w.lanes[TOTAL, r])
+        top, total = np.float64(w.lanes[TOP, r]), np.float64(w.lanes[TOTAL, r])
         share = 1.0
         if x.sinks.size:
-            sink = x.sinks[head]
+            sink = x.sinks[head] / x.unit
             highest = max(top, sink)
             if highest > -np.inf:
-                share = math.exp(top - highest)
-                total = total * share + math.exp(sink - highest)
+                share = math.exp((top - highest) * x.unit)
+                total = total * share + math.exp((sink - highest) * x.unit)
                 top = highest
         out = row_of(output, batch, head, w.queries[r])
         log = row_of(logsumexp, batch, head, w.queries[r])

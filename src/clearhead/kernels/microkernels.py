@@ -249,26 +249,6 @@ exp_tile = _exp_tile(natural=True)
 
 
 @intrinsic
-def scale_rows(typingctx, output, dims, factor):
-    """output[dims, rows] *= factor[rows]"""
-
-    def generate(context, b, signature, arguments):
-        output, dims, factor = arguments
-        v = Vectors(b, signature.args[0].dtype)
-        factors = v.load_all(factor)
-
-        def one_dim(i, _):
-            row = v.row(output, i)
-            v.store_all([b.fmul(o, f) for o, f in zip(v.load_all(row), factors, strict=True)], row)
-            return []
-
-        loop(b, dims, [], one_dim)
-        return context.get_dummy_value()
-
-    return void(output, index, output), generate
-
-
-@intrinsic
 def mix_tile(typingctx, value, column, stride, weights, output, keys, change):
     """output = output*change[rows] + value[keys, column:column+n]^T @ weights[keys, rows], n the micro-tile's keys.
 

@@ -1,6 +1,6 @@
 """One tile of scores, shared by every kernel: pick up the queries, score them with some keys, hide what is hidden.
 
-``Inputs`` is the problem as places and numbers; ``Scratch`` the few tens of kilobytes that a thread works in.
+``Inputs`` is the problem as places and numbers; ``Scratch`` what a thread works in, 0.2 MB at dim 64.
 """
 
 import math
@@ -49,6 +49,7 @@ class Inputs(NamedTuple):
     one past the last; (0, 0) sees nothing. program : the rest of the mask, see ``visible``.
     bias : (batch, heads, queries, keys). slopes, sinks : (heads,). vector : (dim,), of the additive score, whose
     projected queries and keys are query and key. function : the address of the user's score function.
+    unit : of scores, in nats: ln 2 where log2(e) can be folded into the query, 1 where scores are bent or added to.
     scale : of the match. offset : of query 0 among the keys. micro : keys in a micro-tile.
     """
 
@@ -63,6 +64,7 @@ class Inputs(NamedTuple):
     sinks: NDArray[np.float64]
     vector: NDArray[Any]
     function: int
+    unit: float
     scale: float
     softcap: float
     offset: int
@@ -140,8 +142,8 @@ def in_place(array, stored_like):
 
 @step
 def is_natural(x):
-    """Whether scores must be in natural units (they are bent or added to) instead of units of log2."""
-    return x.softcap > 0 or x.bias.size > 0 or x.slopes.size > 0 or x.function != 0 or x.vector.size > 0
+    """Whether scores are in natural units instead of units of log2."""
+    return x.unit == 1.0
 
 
 @step
@@ -257,6 +259,17 @@ def copy_rows(array, batch, head, first, count, dim, out):
         else:
             for i in range(dim):
                 out[j, i] = widen(row[i * step])
+
+
+@step
+def copy_finite(array, batch, head, first, count, dim, out):
+    """As copy_rows, with 0 for what is not finite."""
+    step = array.steps[2]
+    for j in range(count):
+        row = row_of(array, batch, head, first + j)
+        for i in range(dim):
+            number = widen(row[i * step])
+            out[j, i] = number if np.isfinite(number) else 0
 
 
 @step

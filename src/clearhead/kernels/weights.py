@@ -17,7 +17,7 @@ from clearhead.kernels.tiles import (
     row_of,
     score_keys,
 )
-from clearhead.kernels.vectors import LN2, pointer
+from clearhead.kernels.vectors import pointer
 from clearhead.kernels.visible import HIDDEN
 
 
@@ -49,17 +49,16 @@ def weigh(x, w, batch, head, queries, low, high, logsumexp, out):
 @step
 def load_logsumexp(x, w, batch, head, here, logsumexp):
     """Each row's logsumexp in the scores' unit, as a high and a low part. A row that sees nothing gets +inf."""
-    unit = 1.0 if is_natural(x) else LN2
     fill(w.lanes, HIGH, HIGH + 1, np.inf)
     fill(w.lanes, LOW, LOW + 1, 0.0)
     for r in range(here):
         parts = row_of(logsumexp, batch, head, w.queries[r])
-        top = parts[0] / unit
+        top = parts[0]
         if top == -np.inf:
             continue
         high = w.scores.dtype.type(top)
         w.lanes[HIGH, r] = high
-        w.lanes[LOW, r] = parts[1] / unit + (top - high if -np.inf < high < np.inf else 0)
+        w.lanes[LOW, r] = parts[1] / x.unit + (top - high if -np.inf < high < np.inf else 0)
 
 
 @step

@@ -1,9 +1,9 @@
 """What a trace is on disk, and the one place that knows: facts to JSON, and JSON checked into facts.
 
     DIR/trace.json                 the model, the text's tokens, and one entry for each layer
-    DIR/layer-000.safetensors      query (heads, tokens, dim), key (key heads, tokens, dim), logsumexp (heads,
-    tokens); DIR/layer-001.safetensors      with start, stop or mask where more than a causal mask is needed,
-    and sinks ...
+    DIR/layer-000.safetensors      query (heads, tokens, dim), key (key heads, tokens, dim), logsumexp (heads, tokens);
+                                   with start, stop or mask where more than a causal mask is needed, and sinks
+    DIR/layer-001.safetensors      ...
 
 Weights are not there: they are ``exp(score - logsumexp)``, recomputed wherever they are looked at. The files'
 names follow from the layers' numbers; no path is ever taken from the JSON.

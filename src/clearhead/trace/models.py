@@ -61,7 +61,7 @@ def find(name: str) -> Path:
 def load(name: str) -> Model:
     """The model and its tokenizer, on the CPU, in the dtype it was saved in, ready to read.
 
-    ``smollm2`` is converted on its first use (about 30 s), later loads take a second or two.
+    ``smollm2`` is converted on its first use (some 10 s), later loads take a second or two.
     Raises TraceError with what to do where a part is missing.
     """
     folder = find(name)

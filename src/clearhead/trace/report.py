@@ -2,10 +2,11 @@
 
 All are means over the rows that see something. For a row (a query) with weights w over the keys it may see:
 
-    entropy     -sum w ln w: how widely it looks                        nats sink        the weight on the
-    first token of the text               weight distance    sum w (i - j): how far back it looks
-    tokens previous    the weight on the token just before                     weight; the first row has none
-    and is left out self        the weight on the token itself                          weight
+    entropy     -sum w ln w: how widely it looks         nats
+    sink        the weight on the text's first token     weight
+    distance    sum w (i - j): how far back it looks     tokens
+    previous    the weight on the token just before      weight; the first row has none and is left out
+    self        the weight on the token itself           weight
 """
 
 from __future__ import annotations
