@@ -16,7 +16,7 @@ from clearhead.kernels.forward import attend
 from clearhead.kernels.target import host
 from clearhead.kernels.threads import get_num_threads, share
 from clearhead.kernels.tiles import Scratch, Strided, scratch
-from clearhead.plan import Plan, strided
+from clearhead.plan import Plan, readable, strided
 
 Floats = NDArray[np.floating[Any]]
 # Arithmetic in one share of work, in multiply-adds: some 50 microseconds, far above what handing it over costs.
@@ -38,11 +38,18 @@ def forward(plan: Plan) -> tuple[Floats, Floats]:
 
 
 def can_stream(plan: Plan) -> bool:
-    """Whether the few-queries kernel can do this: plain scores, runs of keys, dims of whole vectors."""
+    """Whether the few-queries kernel can do this: plain scores, runs of keys, dims of whole vectors.
+
+    The memory layout has no say: how a problem is stored must not change a bit of its result.
+    """
     x, lanes = plan.inputs, host().lanes(plan.problem.compute_dtype)
     plain = not (x.program.size or x.bias.size or x.slopes.size or x.vector.size or x.function or x.softcap)
-    whole = x.dim % lanes == 0 and x.value_dim % lanes == 0 and x.key.steps[2] == x.value.steps[2] == 1
-    return plain and whole and 0 < x.queries * x.group <= decode.ROWS and 0 not in (x.dim, x.value_dim, x.keys)
+    return (
+        plain
+        and x.dim % lanes == 0 == x.value_dim % lanes
+        and 0 < x.queries * x.group <= decode.ROWS
+        and 0 not in (x.dim, x.value_dim, x.keys)
+    )
 
 
 def stream(plan: Plan, pages: decode.Pages | None = None) -> tuple[Floats, Floats]:
@@ -51,6 +58,11 @@ def stream(plan: Plan, pages: decode.Pages | None = None) -> tuple[Floats, Float
     ``pages`` says where they lie, if not one after the other.
     """
     extent, x, dtype = plan.problem.extent, plan.inputs, plan.problem.compute_dtype
+    if x.key.steps[2] != 1 or x.value.steps[2] != 1:
+        # Rows whose numbers do not lie side by side cannot be read by vectors: this once, a copy.
+        assert plan.problem.value is not None
+        kept = [np.ascontiguousarray(readable(array)) for array in (plan.problem.key, plan.problem.value)]
+        x = x._replace(key=strided(kept[0]), value=strided(kept[1]))
     chunks = -(-x.keys // decode.CHUNK)
     items = extent.batch * (x.heads // x.group) * chunks
     rows = 1 << (x.queries * x.group - 1).bit_length()
