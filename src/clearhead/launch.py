@@ -19,8 +19,9 @@ from clearhead.kernels.tiles import Scratch, Strided, scratch
 from clearhead.plan import Plan, readable, strided
 
 Floats = NDArray[np.floating[Any]]
-# Arithmetic in one share of work, in multiply-adds: some 50 microseconds, far above what handing it over costs.
-GRAIN = 4_000_000
+# In multiply-adds. What takes under 60 microseconds is not shared out; no share takes longer than some 15 milliseconds,
+# after which Ctrl-C is heard; and each thread gets about so many shares.
+GRAIN, LONGEST, SHARES = 4_000_000, 1_000_000_000, 8
 
 
 def forward(plan: Plan) -> tuple[Floats, Floats]:
@@ -165,7 +166,9 @@ def _check_functions(room: Scratch) -> None:
 
 
 def _grain(plan: Plan, items: int) -> int:
-    """Tiles in one share: enough to be worth it, and enough shares that the threads end together."""
+    """How many tiles make a share: many, since a share costs some 20 microseconds, but not so many that a thread ends late."""
     x = plan.inputs
     one = host().rows(plan.problem.compute_dtype) * max(1, x.keys) * (x.dim + x.value_dim + 8)
-    return max(1, min(GRAIN // one, items // (4 * get_num_threads())))
+    if one * items <= GRAIN:
+        return items
+    return max(1, min(LONGEST // one, -(-items // (SHARES * get_num_threads()))))

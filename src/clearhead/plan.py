@@ -84,6 +84,7 @@ def plan(problem: Problem) -> Plan:
         dim=key.shape[-1],
         value_dim=0 if problem.value is None else problem.value.shape[-1],
         micro=host().keys,
+        lanes=host().lanes(at),
     )
     return Plan(
         problem, inputs, arrays["start"], arrays["stop"], program.depth, (*arrays.values(), *program.kept, function)

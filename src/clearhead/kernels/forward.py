@@ -10,10 +10,11 @@ import math
 import numpy as np
 
 from clearhead.kernels.cache import kernel, step
-from clearhead.kernels.microkernels import exp2_tile, exp_tile, finite_row, mix_tile
+from clearhead.kernels.microkernels import exp2_tile, exp_tile, finite_row, mix_tile, turn_out
 from clearhead.kernels.tiles import (
     BLOCK,
     CHANGE,
+    FACTOR,
     OLD_TOP,
     TOP,
     TOTAL,
@@ -52,7 +53,7 @@ def attend(x, w, first, last, output, logsumexp):
 def attend_tile(x, w, batch, head, here):
     """Sum over all keys that w.queries[:here] see: w.output and the lanes TOP and TOTAL."""
     rows = len(w.queries)
-    low, high, full_low, full_high = load_queries(x, w, batch, head, here)
+    low, high, full_low, full_high = load_queries(x, w, batch, head)
     fill(w.lanes, TOP, OLD_TOP + 1, -np.inf)
     fill(w.lanes, TOTAL, TOTAL + 1, 0.0)
     fill(w.output, 0, w.output.shape[0], 0.0)
@@ -143,7 +144,8 @@ def mix_visible(x, w, batch, head, first, keys):
 @step
 def finish_tile(x, w, batch, head, here, output, logsumexp):
     """Let the sink join, divide by the total, and write the results."""
-    for r in range(here):
+    rows = len(w.queries)
+    for r in range(rows):
         top, total = np.float64(w.lanes[TOP, r]), np.float64(w.lanes[TOTAL, r])
         share = 1.0
         if x.sinks.size:
@@ -153,9 +155,14 @@ def finish_tile(x, w, batch, head, here, output, logsumexp):
                 share = math.exp((top - highest) * x.unit)
                 total = total * share + math.exp((sink - highest) * x.unit)
                 top = highest
-        out = row_of(output, batch, head, w.queries[r])
         log = row_of(logsumexp, batch, head, w.queries[r])
         log[0], log[1] = (-np.inf, 0.0) if total == 0.0 else (top, math.log(total))
-        factor = w.scores.dtype.type(0.0 if total == 0.0 else share / total)
-        for i in range(x.value_dim):
-            out[i] = w.output[i, r] * factor
+        w.lanes[FACTOR, r] = 0.0 if total == 0.0 else share / total
+    done = x.value_dim // x.lanes * x.lanes
+    factor, step = pointer(w.lanes, FACTOR * rows), output.steps[1]
+    place = row_of(output, batch, head, 0)
+    turn_out(pointer(w.output, 0), factor, pointer(w.queries, 0), place, step, done)
+    for r in range(here):
+        out = row_of(output, batch, head, w.queries[r])
+        for i in range(done, x.value_dim):
+            out[i] = w.output[i, r] * w.lanes[FACTOR, r]

@@ -28,7 +28,7 @@ def measure_rows(x, w, first_item, last_item, logsumexp, sink, aligned, out):
         sequence = item // tiles
         batch, head = sequence // x.heads, sequence % x.heads
         here = take_tile(x, w, item % tiles)
-        low, high, full_low, full_high = load_queries(x, w, batch, head, here)
+        low, high, full_low, full_high = load_queries(x, w, batch, head)
         load_logsumexp(x, w, batch, head, here, logsumexp)
         fill(w.lanes, TOP, TOP + 1, -np.inf)
         for first in range(low, high, BLOCK):

@@ -16,6 +16,56 @@ bytes_at, indices_at = types.CPointer(types.uint8), types.CPointer(types.int32)
 
 
 @intrinsic
+def turn_in(typingctx, source, step, queries, out, dim, factor):
+    """out[d, r] = factor * source[queries[r] * step + d]: rows of queries become columns. dim is of whole vectors."""
+
+    def generate(context, b, signature, arguments):
+        source, step, queries, out, dim, factor = arguments
+        v = Vectors(b, signature.args[3].dtype)
+        stored, scale, lanes = signature.args[0].dtype, v.splat(factor), ir.Constant(i64, v.lanes)
+        for c in range(v.count):
+            first = [b.load(at(b, queries, c * v.lanes + r)) for r in range(v.lanes)]
+            rows = [b.gep(source, [b.mul(n, step)]) for n in first]
+
+            def square(n, _, c=c, rows=rows):
+                d = b.mul(n, lanes)
+                columns = v.transpose([v.load_stored(b.gep(row, [d]), stored) for row in rows])
+                for i, column in enumerate(columns):
+                    v.store(b.fmul(column, scale), at(b, v.row(out, d), i * v.rows + c * v.lanes))
+                return []
+
+            loop(b, b.sdiv(dim, lanes), [], square)
+        return context.get_dummy_value()
+
+    return void(source, index, types.CPointer(types.int64), out, index, out.dtype), generate
+
+
+@intrinsic
+def turn_out(typingctx, tile, factor, queries, out, step, dim):
+    """out[queries[r] * step + d] = tile[d, r] * factor[r]: columns become rows again. dim is of whole vectors."""
+
+    def generate(context, b, signature, arguments):
+        tile, factor, queries, out, step, dim = arguments
+        v = Vectors(b, signature.args[0].dtype)
+        lanes, factors = ir.Constant(i64, v.lanes), v.load_all(factor)
+        for c in range(v.count):
+            first = [b.load(at(b, queries, c * v.lanes + r)) for r in range(v.lanes)]
+            rows = [b.gep(out, [b.mul(n, step)]) for n in first]
+
+            def square(n, _, c=c, rows=rows):
+                d = b.mul(n, lanes)
+                columns = [v.load(at(b, v.row(tile, d), i * v.rows + c * v.lanes)) for i in range(v.lanes)]
+                for row, numbers in zip(rows, v.transpose([b.fmul(x, factors[c]) for x in columns]), strict=True):
+                    v.store(numbers, b.gep(row, [d]))
+                return []
+
+            loop(b, b.sdiv(dim, lanes), [], square)
+        return context.get_dummy_value()
+
+    return void(tile, tile, types.CPointer(types.int64), tile, index, index), generate
+
+
+@intrinsic
 def score_tile(typingctx, key, stride, query, scores, dim, keys, top):
     """scores[keys, rows] = key[keys, dim] @ query[dim, rows]; top[rows] = max(top, scores).
 

@@ -19,6 +19,7 @@ from clearhead.kernels.microkernels import (
     score_tile,
     slope_tile,
     top_tile,
+    turn_in,
 )
 from clearhead.kernels.target import host
 from clearhead.kernels.vectors import LOG2E, address_of, call_at, pointer, widen
@@ -50,7 +51,7 @@ class Inputs(NamedTuple):
     bias : (batch, heads, queries, keys). slopes, sinks : (heads,). vector : (dim,), of the additive score, whose
     projected queries and keys are query and key. function : the address of the user's score function.
     unit : of scores, in nats: ln 2 where log2(e) can be folded into the query, 1 where scores are bent or added to.
-    scale : of the match. offset : of query 0 among the keys. micro : keys in a micro-tile.
+    scale : of the match. offset : of query 0 among the keys. micro : keys in a micro-tile. lanes : of a vector.
     """
 
     query: Strided
@@ -75,6 +76,7 @@ class Inputs(NamedTuple):
     dim: int
     value_dim: int
     micro: int
+    lanes: int
 
 
 class Scratch(NamedTuple):
@@ -86,7 +88,7 @@ class Scratch(NamedTuple):
     output: NDArray[Any]  # (value dim, rows)
     key: NDArray[Any]  # (BLOCK, dim), where keys cannot be read in place
     value: NDArray[Any]  # (BLOCK, value dim), likewise
-    lanes: NDArray[Any]  # (10, rows): one number for each query, named below
+    lanes: NDArray[Any]  # (11, rows): one number for each query, named below
     visible: NDArray[np.uint8]  # (depth, BLOCK, rows): the stack of a mask's program
     shown: NDArray[np.int64]  # (depth,): how much of each entry is visible
     bounds: NDArray[np.int32]  # (2, rows): start, stop
@@ -95,7 +97,7 @@ class Scratch(NamedTuple):
     failed: NDArray[np.int64]  # (1,): not 0 once a function of the user's has raised an error
 
 
-TOP, OLD_TOP, TOTAL, CHANGE, POSITION, HIGH, LOW, FOLDS = range(8)  # of Scratch.lanes; there are three folds
+TOP, OLD_TOP, TOTAL, CHANGE, POSITION, HIGH, LOW, FACTOR, FOLDS = range(9)  # of Scratch.lanes; there are three folds
 
 
 def scratch(dtype: DTypeLike, dim: int, value_dim: int, depth: int) -> Scratch:
@@ -117,7 +119,7 @@ def scratch(dtype: DTypeLike, dim: int, value_dim: int, depth: int) -> Scratch:
         room((columns, rows)),
         room((BLOCK, dim)),
         room((BLOCK, columns)),
-        room((10, rows)),
+        room((11, rows)),
         room((depth, BLOCK, rows), np.uint8),
         room((depth,), np.int64),
         room((2, rows), np.int32),
@@ -148,7 +150,7 @@ def is_natural(x):
 
 @step
 def take_tile(x, w, tile):
-    """w.queries = the queries of this tile; how many."""
+    """w.queries = the queries of this tile; how many. Lanes beyond them repeat the last one, and give what it gives."""
     rows = len(w.queries)
     here = min(rows, x.queries - tile * rows)
     for r in range(rows):
@@ -157,35 +159,34 @@ def take_tile(x, w, tile):
 
 
 @step
-def load_queries(x, w, batch, head, here):
-    """Put w.queries[:here] into the lanes, transposed and scaled, with the keys each may see.
+def load_queries(x, w, batch, head):
+    """Put w.queries into the lanes, transposed and scaled, with the keys each may see.
 
     Returns (low, high, full_low, full_high): keys outside low ... high-1 are hidden from all of them, keys in
     full_low ... full_high-1 from none.
     """
-    lanes = len(w.queries)
+    rows, step, inner = len(w.queries), x.query.steps[1], x.query.steps[2]
     scale = 1.0 if x.vector.size else x.scale if is_natural(x) else x.scale * LOG2E
     factor = w.scores.dtype.type(scale)
-    low, high, full_low, full_high = x.keys, 0, 0, x.keys
+    done = 0
+    if inner == 1:
+        done = x.dim // x.lanes * x.lanes
+        place = row_of(x.query, batch, head, 0)
+        turn_in(place, step, pointer(w.queries, 0), pointer(w.query, 0), done, factor)
     if x.dim == 0:
         fill(w.query, 0, 1, 0.0)
-    for r in range(here):
+    low, high, full_low, full_high = x.keys, 0, 0, x.keys
+    for r in range(rows):
         i = w.queries[r]
-        row, step = row_of(x.query, batch, head, i), x.query.steps[2]
-        for d in range(x.dim):
-            w.query[d, r] = widen(row[d * step]) * factor
+        row = row_of(x.query, batch, head, i)
+        for d in range(done, x.dim):
+            w.query[d, r] = widen(row[d * inner]) * factor
         start, stop = row_of(x.start, batch, head, i)[0], row_of(x.stop, batch, head, i)[0]
         w.bounds[0, r], w.bounds[1, r] = start, stop
         w.lanes[POSITION, r] = i + x.offset
         if stop > start:
             low, high = min(low, start), max(high, stop)
         full_low, full_high = max(full_low, start), min(full_high, stop)
-    # Lanes without a query see what the first one sees, so that they cost no tile its wholeness.
-    for r in range(here, lanes):
-        for d in range(x.dim):
-            w.query[d, r] = 0
-        w.bounds[0, r], w.bounds[1, r] = w.bounds[0, 0], w.bounds[1, 0]
-        w.lanes[POSITION, r] = 0
     return low, high, full_low, full_high
 
 

@@ -102,6 +102,20 @@ class Vectors:
             width = half
         return vectors[0]
 
+    def transpose(self, vectors):
+        """As many vectors as lanes, taken for the rows of a square: its columns.
+
+        Interleaving row i with row i + half, for all i, is a perfect shuffle of the square's index bits; as many of
+        them as the lanes have bits exchange row and column.
+        """
+        b, half = self.b, self.lanes // 2
+        low = ir.Constant(self.indices, [i // 2 + self.lanes * (i % 2) for i in range(self.lanes)])
+        high = ir.Constant(self.indices, [half + i // 2 + self.lanes * (i % 2) for i in range(self.lanes)])
+        for _ in range(self.lanes.bit_length() - 1):
+            pairs = zip(vectors[:half], vectors[half:], strict=True)
+            vectors = [b.shuffle_vector(x, y, pick) for x, y in pairs for pick in (low, high)]
+        return vectors
+
     def sum_lanes(self, vector):
         """The sum over the lanes, pairwise."""
         return self._across(vector, self.b.fadd)

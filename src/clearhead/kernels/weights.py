@@ -32,7 +32,7 @@ def weigh(x, w, batch, head, queries, low, high, logsumexp, out):
         here = min(rows, len(queries) - begin)
         for r in range(rows):
             w.queries[r] = queries[begin + min(r, here - 1)]
-        seen_low, seen_high, full_low, full_high = load_queries(x, w, batch, head, here)
+        seen_low, seen_high, full_low, full_high = load_queries(x, w, batch, head)
         load_logsumexp(x, w, batch, head, here, logsumexp)
         last = min(high, seen_high)
         for first in range(max(low, seen_low), last, BLOCK):
