@@ -166,7 +166,7 @@ def _check_functions(room: Scratch) -> None:
 
 
 def _grain(plan: Plan, items: int) -> int:
-    """Tiles in one share: many, since each share costs some 20 microseconds, but not so many that a thread ends late."""
+    """Tiles in one share: many, as each share costs some 20 microseconds, but not so many that a thread ends late."""
     x = plan.inputs
     one = host().rows(plan.problem.compute_dtype) * max(1, x.keys) * (x.dim + x.value_dim + 8)
     if one * items <= GRAIN:
