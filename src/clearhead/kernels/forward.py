@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from clearhead.kernels.cache import kernel, step
+from clearhead.kernels.cache import kernel, part, step
 from clearhead.kernels.microkernels import exp2_tile, exp_tile, finite_row, mix_tile, turn_out
 from clearhead.kernels.tiles import (
     BLOCK,
@@ -49,7 +49,7 @@ def attend(x, w, first, last, output, logsumexp):
         finish_tile(x, w, batch, head, here, output, logsumexp)
 
 
-@step
+@part
 def attend_tile(x, w, batch, head, here):
     """Sum over all keys that w.queries[:here] see: w.output and the lanes TOP and TOTAL."""
     rows = len(w.queries)

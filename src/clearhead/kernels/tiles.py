@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from clearhead.kernels.cache import step
+from clearhead.kernels.cache import part, step
 from clearhead.kernels.microkernels import (
     add_tile,
     additive_tile,
@@ -190,7 +190,7 @@ def load_queries(x, w, batch, head):
     return low, high, full_low, full_high
 
 
-@step
+@part
 def score_keys(x, w, batch, head, here, first, keys, full_low, full_high):
     """Scores of the loaded queries with keys first ... first+keys-1, raising TOP; how much of the tile is visible.
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clearhead.kernels.cache import step
+from clearhead.kernels.cache import part, step
 from clearhead.kernels.vectors import address_of, call_at, pointer
 
 HIDDEN, PARTLY, WHOLLY = 0, 1, 2
@@ -82,7 +82,7 @@ def offset_of(program, s, batch, other):
     return address_of(program[s, OTHER_OFFSETS if other else OFFSETS], batch, _INT64)[0]
 
 
-@step
+@part
 def push_intervals(program, s, w, depth, batch, head, here, first, keys):
     """start <= key < stop"""
     rows = len(w.queries)
@@ -107,7 +107,7 @@ def push_intervals(program, s, w, depth, batch, head, here, first, keys):
     return PARTLY
 
 
-@step
+@part
 def push_array(program, s, w, depth, batch, head, here, first, keys):
     """A boolean array's tile, turned so that queries lie along the lanes."""
     step = program[s, KEY]
@@ -124,7 +124,7 @@ def push_array(program, s, w, depth, batch, head, here, first, keys):
     return WHOLLY if count == keys * len(w.queries) else PARTLY
 
 
-@step
+@part
 def push_equal(program, s, w, depth, batch, head, here, first, keys):
     """id of the query == id of the key"""
     base = offset_of(program, s, batch, False) + head * program[s, HEAD]
@@ -143,7 +143,7 @@ def push_equal(program, s, w, depth, batch, head, here, first, keys):
     return WHOLLY if count == keys * len(w.queries) else PARTLY
 
 
-@step
+@part
 def negate(w, at, keys):
     """~a"""
     w.shown[at] = 2 - w.shown[at]
@@ -153,7 +153,7 @@ def negate(w, at, keys):
                 w.visible[at, j, r] = 1 - w.visible[at, j, r]
 
 
-@step
+@part
 def combine(w, first, second, keys, both):
     """a & b, or a | b, into the first"""
     one, other = w.shown[first], w.shown[second]
