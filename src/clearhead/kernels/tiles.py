@@ -225,7 +225,7 @@ def score_keys(x, w, batch, head, here, first, keys, full_low, full_high):
     if x.softcap > 0:
         cap_tile(scores, padded, w.scores.dtype.type(x.softcap))
     if x.bias.size:
-        gather_bias(x, w, batch, head, here, first, keys)
+        gather_bias(x, w, batch, head, first, keys)
         add_tile(scores, padded, pointer(w.extra, 0))
     if x.slopes.size:
         slope = w.scores.dtype.type(x.slopes[head])
@@ -274,17 +274,14 @@ def copy_finite(array, batch, head, first, count, dim, out):
 
 
 @step
-def gather_bias(x, w, batch, head, here, first, keys):
+def gather_bias(x, w, batch, head, first, keys):
     """The bias's tile, turned likewise. A finite number too large for the type computed in stays finite."""
     step = x.bias.steps[2]
     limit = np.finfo(w.scores.dtype).max
-    for r in range(here):
+    for r in range(len(w.queries)):
         row = row_of(x.bias, batch, head, w.queries[r])
         for j in range(keys):
             number = widen(row[(first + j) * step])
             if -np.inf < number < np.inf:
                 number = min(max(number, -limit), limit)
             w.extra[j, r] = number
-    for r in range(here, len(w.queries)):
-        for j in range(keys):
-            w.extra[j, r] = 0
