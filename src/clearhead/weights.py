@@ -103,15 +103,15 @@ class AttentionWeights(NDArrayOperatorsMixin):
 
     def __getitem__(self, index: Any) -> Any:
         """Those cells, as an ndarray: integers, slices, ellipsis, None, integer and boolean arrays, as in NumPy."""
-        # Read-only arrays that say where each cell stands, of which NumPy's own indexing picks. They take no memory
-        # (their strides are 0 but for one axis); what is picked from them by index arrays is as large as the result,
-        # so one whose elements take no bytes at all is asked for the result's shape first.
-        shape = np.broadcast_to(np.empty((), "V0"), self.shape)[index].shape
         # Beside 4 or 8 bytes of result, index arrays take some 16 a cell while they are sorted out.
         basic = all(
             isinstance(i, int | slice | None | type(...)) for i in (index if isinstance(index, tuple) else (index,))
         )
+        # An array whose elements take no bytes is asked for the result's shape.
+        shape = np.broadcast_to(np.empty((), "V0"), self.shape)[index].shape
         self._refuse_if_too_large(math.prod(shape), beside=0 if basic else 16)
+        # Read-only arrays that say where each cell stands, of which NumPy's own indexing picks. They take no memory
+        # (their strides are 0 but for one axis); what is picked from them by index arrays is as large as the result.
         full = self._extent.shape
         axes = [
             np.broadcast_to(np.arange(n, dtype=np.min_scalar_type(n)).reshape(-1, *(1,) * (len(full) - 1 - axis)), full)
@@ -128,7 +128,11 @@ class AttentionWeights(NDArrayOperatorsMixin):
     def _fill(self, out: Floats, places: list[NDArray[Any]]) -> None:
         """out[n] = the weight at (lead..., head, query, key) = places[...][n], row by row or block by block."""
         *outer, query, key = places
-        lead_and_head = np.ravel_multi_index(tuple(outer), self._extent.shape[:-2])
+        kind = np.min_scalar_type(math.prod(self._extent.shape[:-2]))
+        lead_and_head: NDArray[Any] = np.zeros((), kind)
+        for size, axis in zip(self._extent.shape[:-2], outer, strict=True):
+            lead_and_head = lead_and_head * kind.type(size) + axis.astype(kind, copy=False)
+        lead_and_head = np.broadcast_to(lead_and_head, key.shape)
         # An axis along which no place but the key changes holds runs of keys of one row.
         if out.ndim and not any(_varies(place, -1) for place in (lead_and_head, query)):
             if (
@@ -168,13 +172,16 @@ class AttentionWeights(NDArrayOperatorsMixin):
         """Weights of some queries and keys of one head (counted over the batch): (len(queries), len(keys))."""
         if not len(keys) or not len(queries):
             return np.zeros((len(queries), len(keys)), self.dtype)
+        ends = np.flatnonzero(np.diff(keys.astype(np.int64)) != 1) + 1
+        if len(ends) < 64:
+            # Each unbroken run of keys in turn: what lies between is not computed.
+            runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(keys, ends)]
+            blocks = [self._run(place, queries, low, high) for low, high in runs]
+            return blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
         low, high = int(keys.min()), int(keys.max()) + 1
-        if high - low > 4 * len(keys) + 1024:
-            # Few keys, far apart: each in turn instead of all that lie between.
+        if high - low > 64 * len(keys):
             return np.concatenate([self._run(place, queries, int(key), int(key) + 1) for key in keys], axis=1)
-        block = self._run(place, queries, low, high)
-        whole = len(keys) == high - low and (len(keys) == 1 or bool((np.diff(keys) == 1).all()))
-        return block if whole else block[:, keys - low]
+        return self._run(place, queries, low, high)[:, keys.astype(np.int64) - low]
 
     def _run(self, place: int, queries: NDArray[Any], low: int, high: int) -> Floats:
         batch, head = divmod(place, self._extent.heads)
