@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import clearhead as ch
-from clearhead.masks import Extent, Mask, split
+from clearhead.algebra import Extent, Mask, split
 from clearhead.testing.cases import MASKS, SHAPES
 
 SIZES = [(1, 1), (4, 4), (3, 5), (5, 3), (1, 6), (6, 1)]

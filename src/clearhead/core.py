@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from clearhead.masks import Cells, Mask
+from clearhead.algebra import Cells, Mask
 from clearhead.problem import Problem, check
 from clearhead.scores import Additive, Dot, General, Score
 

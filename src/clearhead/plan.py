@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clearhead import masks
+from clearhead.algebra import Array, Both, Either, Extent, Mask, Not, split
 from clearhead.kernels import functions, visible
 from clearhead.kernels.target import host
 from clearhead.kernels.tiles import Inputs, Strided
 from clearhead.kernels.vectors import LN2
 from clearhead.kernels.visible import Leaf
-from clearhead.masks import Array, Both, Documents, Either, Extent, Function, Mask, Not
+from clearhead.masks import Documents, Function
 from clearhead.problem import Problem
 from clearhead.scores import Additive, Dot, General, Score
 
@@ -185,7 +185,7 @@ def _masked(problem: Problem) -> tuple[Ints, Ints, Mask | None]:
     extent, rest = problem.extent, None
     start, stop = np.zeros(1, np.int64), np.full(1, extent.keys, np.int64)
     if problem.mask is not None:
-        found, rest = masks.split(problem.mask, extent)
+        found, rest = split(problem.mask, extent)
         if found is not None:
             start, stop = np.clip(found[0], 0, extent.keys), np.clip(found[1], 0, extent.keys)
             empty = start >= stop

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from clearhead import masks, scores
-from clearhead.masks import Extent, Mask
+from clearhead.algebra import Extent, Mask, check_broadcast
 from clearhead.scores import FLOATS, Additive, Dot, General, Score
 
 Floats = NDArray[np.floating[Any]]
@@ -177,7 +177,7 @@ def _check_score(score: Score, query: Floats, key: Floats, extent: Extent) -> No
                         f"it must be ({size}, hidden)"
                     )
     if score.bias is not None:
-        masks._check_broadcast("bias", score.bias.shape, extent.shape, "(..., heads, queries, keys)")
+        check_broadcast("bias", score.bias.shape, extent.shape, "(..., heads, queries, keys)")
     for name, per_head in (("alibi", score.slopes), ("sinks", score.sinks)):
         if per_head is not None and per_head.shape not in ((), (1,), (extent.heads,)):
             raise ValueError(f"{name} needs one number per head, ({extent.heads},), got shape {per_head.shape}")

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from clearhead.masks import Align, check_function
+from clearhead.algebra import Align
+from clearhead.masks import check_function
 
 Floats = NDArray[np.floating[Any]]
 FLOATS = ("float16", "bfloat16", "float32", "float64")

@@ -17,7 +17,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from clearhead import launch, memory
-from clearhead.masks import Align
+from clearhead.algebra import Align
 from clearhead.measures import Measures, measure_rows
 from clearhead.plan import Plan, in_nats, without_value
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from clearhead import masks, scores
-from clearhead.masks import Extent, Mask
+from clearhead.algebra import Extent, Mask
 from clearhead.scores import Score
 
 Floats = NDArray[np.floating[Any]]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from clearhead import masks, scores
-from clearhead.masks import Extent, Mask
+from clearhead.algebra import Extent, Mask
 from clearhead.scores import Score
 from clearhead.testing.cases import DTYPES, Shape, as_dtype, every_third
 
