@@ -8,8 +8,8 @@ and then, in the softmax, the sinks. See :func:`dot` for the modifiers, which ev
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -62,6 +62,17 @@ class Score:
         return 1.0 / float(np.sqrt(dim)) if isinstance(self.base, Dot) and dim else 1.0
 
 
+class Modifiers(TypedDict, total=False):
+    """What may be done to any score: see :func:`dot`."""
+
+    softcap: float | None
+    bias: ArrayLike | None
+    alibi: ArrayLike | None
+    align: Align
+    function: Callable[..., Any] | None
+    sinks: ArrayLike | None
+
+
 def dot(
     scale: float | None = None,
     *,
@@ -103,19 +114,30 @@ def dot(
     >>> np.round(ch.attention(x, x, x, score=ch.scores.dot(scale=0.0)), 3).tolist()
     [[0.5, 0.5], [0.5, 0.5]]
     """
-    return _score(Dot(), scale, softcap, bias, alibi, align, function, sinks)
+    if scale is not None and not np.isfinite(scale):
+        raise ValueError(f"scale must be a finite number, got {scale}")
+    if softcap is not None and not (np.isfinite(softcap) and softcap > 0):
+        raise ValueError(f"softcap must be a positive number, got {softcap}; None is no cap")
+    if align not in (None, "start", "end"):
+        raise ValueError(f"align must be 'start', 'end' or None, got {align!r}")
+    if function is not None:
+        check_function("scores: function", function, "(score, batch, head, query, key)")
+    return Score(
+        Dot(),
+        None if scale is None else float(scale),
+        None if softcap is None else float(softcap),
+        None if bias is None else _floats("bias", bias),
+        None if alibi is None else _floats("alibi", alibi),
+        align,
+        function,
+        None if sinks is None else _floats("sinks", sinks),
+    )
 
 
 def general(
     weight: ArrayLike,
     scale: float | None = None,
-    *,
-    softcap: float | None = None,
-    bias: ArrayLike | None = None,
-    alibi: ArrayLike | None = None,
-    align: Align = None,
-    function: Callable[..., Any] | None = None,
-    sinks: ArrayLike | None = None,
+    **modifiers: Unpack[Modifiers],
 ) -> Score:
     """``scale * q.W.k`` with W: (query dim, key dim) or (heads, query dim, key dim); scale 1 when None.
 
@@ -126,7 +148,7 @@ def general(
         raise ValueError(
             f"general: weight must be (query dim, key dim) or (heads, query dim, key dim), got {weight.shape}"
         )
-    return _score(General(weight), scale, softcap, bias, alibi, align, function, sinks)
+    return replace(dot(scale, **modifiers), base=General(weight))
 
 
 def additive(
@@ -134,13 +156,7 @@ def additive(
     key_weight: ArrayLike,
     vector: ArrayLike,
     scale: float | None = None,
-    *,
-    softcap: float | None = None,
-    bias: ArrayLike | None = None,
-    alibi: ArrayLike | None = None,
-    align: Align = None,
-    function: Callable[..., Any] | None = None,
-    sinks: ArrayLike | None = None,
+    **modifiers: Unpack[Modifiers],
 ) -> Score:
     """``scale * v.tanh(q W_q + k W_k)``; scale 1 when None.
 
@@ -149,19 +165,16 @@ def additive(
     Modifiers as in :func:`dot`. Bahdanau et al. 2015, *Neural Machine Translation by Jointly Learning to Align and
     Translate*, appendix A.1.2: W_a, U_a and v_a are ``query_weight``, ``key_weight`` (both transposed) and ``vector``.
     """
-    query_weight, key_weight = (
-        _floats("additive: query_weight", query_weight),
-        _floats("additive: key_weight", key_weight),
-    )
+    query_weight = _floats("additive: query_weight", query_weight)
+    key_weight = _floats("additive: key_weight", key_weight)
     vector = _floats("additive: vector", vector)
     hidden = {query_weight.shape[-1:], key_weight.shape[-1:], vector.shape[-1:]}
     if (query_weight.ndim, key_weight.ndim, vector.ndim) != (2, 2, 1) or len(hidden) != 1:
         raise ValueError(
             f"additive: query_weight (query dim, hidden), key_weight (key dim, hidden) and vector (hidden,) "
-            f"do not fit: "
-            f"got {query_weight.shape}, {key_weight.shape} and {vector.shape}"
+            f"do not fit: got {query_weight.shape}, {key_weight.shape} and {vector.shape}"
         )
-    return _score(Additive(query_weight, key_weight, vector), scale, softcap, bias, alibi, align, function, sinks)
+    return replace(dot(scale, **modifiers), base=Additive(query_weight, key_weight, vector))
 
 
 def alibi_slopes(heads: int) -> Floats:
@@ -177,36 +190,6 @@ def alibi_slopes(heads: int) -> Floats:
     series = 2.0 ** (-8.0 / below * np.arange(1, below + 1))
     between = 2.0 ** (-8.0 / (2 * below) * np.arange(1, 2 * below + 1, 2))
     return np.concatenate([series, between])[:heads]
-
-
-def _score(
-    base: Dot | General | Additive,
-    scale: float | None,
-    softcap: float | None,
-    bias: ArrayLike | None,
-    alibi: ArrayLike | None,
-    align: Align,
-    function: Callable[..., Any] | None,
-    sinks: ArrayLike | None,
-) -> Score:
-    if scale is not None and not np.isfinite(scale):
-        raise ValueError(f"scale must be a finite number, got {scale}")
-    if softcap is not None and not (np.isfinite(softcap) and softcap > 0):
-        raise ValueError(f"softcap must be a positive number, got {softcap}; None is no cap")
-    if align not in (None, "start", "end"):
-        raise ValueError(f"align must be 'start', 'end' or None, got {align!r}")
-    if function is not None:
-        check_function("scores: function", function, "(score, batch, head, query, key)")
-    return Score(
-        base,
-        None if scale is None else float(scale),
-        None if softcap is None else float(softcap),
-        None if bias is None else _floats("bias", bias),
-        None if alibi is None else _floats("alibi", alibi),
-        align,
-        function,
-        None if sinks is None else _floats("sinks", sinks),
-    )
 
 
 def _floats(name: str, values: ArrayLike) -> Floats:
