@@ -10,17 +10,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from clearhead.kernels.cache import part, step
-from clearhead.kernels.microkernels import (
-    add_tile,
-    additive_tile,
-    cap_tile,
-    hide_outside,
-    hide_tile,
-    score_tile,
-    slope_tile,
-    top_tile,
-    turn_in,
-)
+from clearhead.kernels.microkernels import additive_tile, score_tile, turn_in
+from clearhead.kernels.modify import add_tile, cap_tile, hide_outside, hide_tile, slope_tile, top_tile
 from clearhead.kernels.target import host
 from clearhead.kernels.vectors import LOG2E, address_of, call_at, pointer, widen
 from clearhead.kernels.visible import HIDDEN, PARTLY, WHOLLY, run_program
