@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 
 import clearhead as ch
 from clearhead.kernels.threads import share
+from clearhead.testing.cases import CHOSEN, DTYPES, SHAPES, Case, as_dtype
 
 CHILD_MEMORY = """
 import ctypes, re
@@ -35,32 +35,102 @@ output = run(65536)
 print(status("VmHWM") - before - output.nbytes)
 """
 
+# Few queries and many, each dtype under every kind of mask and score: enough work in each to be shared out.
+MASKS = ("none", "causal_end", "padded_causal", "documents", "array", "nested", "function")
+SCORES = ("dot", "bias", "sinks", "all_modifiers")
+MIXED = [
+    Case(SHAPES[shape], mask, SCORES[n % len(SCORES)], DTYPES[(n + m) % len(DTYPES)])
+    for m, shape in enumerate(("one_query", *CHOSEN))
+    for n, mask in enumerate(MASKS)
+]
 
-@pytest.fixture(autouse=True)
-def threads_as_before() -> Iterator[None]:
-    yield
-    ch.set_num_threads(None)
+
+def inputs(*shape: int, dtype: str = "float32") -> Any:
+    return np.random.default_rng(0).standard_normal((3, *shape)).astype(as_dtype(dtype))
 
 
-def inputs(*shape: int) -> Any:
-    return np.random.default_rng(0).standard_normal((3, *shape), dtype=np.float32)
+def everything(problem: dict[str, Any]) -> list[np.ndarray]:
+    """Output, logsumexp, weights and measures: what each kernel gives."""
+    output, weights = ch.scaled_dot_product_attention(**problem)
+    measures = weights.measure("entropy", "sink", "self", align="end").to_dict()
+    return [output, weights.logsumexp64, np.asarray(weights), *measures.values()]
 
 
+def are_the_same_bits(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("queries", [1, 300], ids=["few", "many"])
-def test_the_same_bits_for_any_number_of_threads(queries: int) -> None:
-    q, k, v = inputs(2, 3, 2500, 64)
+def test_the_same_bits_for_any_number_of_threads(queries: int, dtype: str) -> None:
+    q, k, v = inputs(2, 3, 2500, 64, dtype=dtype)
     results = []
-    for count in (1, 2, 3, 7):
+    for count in (1, 2, 3, 5):
         ch.set_num_threads(count)
         output, weights = ch.scaled_dot_product_attention(q[:, :, :queries], k, v, mask=ch.masks.causal(align="end"))
-        results.append((output, weights.logsumexp, weights[1, 2, 0], weights.measure("entropy", align="end").entropy))
+        measures = weights.measure("entropy", align="end")
+        results.append([output, weights.logsumexp, weights[1, 2, 0], measures.entropy])
     for other in results[1:]:
-        for one, another in zip(results[0], other, strict=True):
-            np.testing.assert_array_equal(one, another)
+        are_the_same_bits(other, results[0])
+
+
+@pytest.mark.parametrize("case", MIXED, ids=lambda case: f"{case.shape.queries}x{case.shape.keys}-{case.mask}")
+def test_the_same_bits_for_any_number_of_threads_under_any_mask(case: Case) -> None:
+    problem = case.problem()
+    ch.set_num_threads(1)
+    expected = everything(problem)
+    for count in (2, 3, 5):
+        ch.set_num_threads(count)
+        are_the_same_bits(everything(problem), expected)
+
+
+BATCH, KEYS = 4, 1100
+LENGTHS = np.array([KEYS, 3, 0, 700])
+RANDOM = np.random.default_rng(1)
+IDS = np.sort(RANDOM.integers(0, 5, (BATCH, KEYS)))
+ALLOWED = RANDOM.random((BATCH, 1, 1, KEYS)) < 0.5
+BIAS = RANDOM.standard_normal((BATCH, 2, 1, KEYS)).astype(np.float32)
+
+
+def options(name: str, queries: int, entry: Any = slice(None)) -> dict[str, Any]:
+    """Mask and score of the whole batch, or of one entry of it."""
+    lengths = ch.masks.lengths(LENGTHS[entry])
+    documents = ch.masks.documents(IDS[entry, -queries:], IDS[entry])
+    array = ch.masks.array(ALLOWED[entry])
+    table: dict[str, dict[str, Any]] = {
+        "none": {},
+        "causal": {"mask": ch.masks.causal("end")},
+        "window": {"mask": ch.masks.window(left=50, right=3, align="start")},
+        "lengths": {"mask": lengths},
+        "documents": {"mask": documents},
+        "array": {"mask": array},
+        "algebra": {"mask": (lengths | documents) & ~(array & ch.masks.causal("start"))},
+        "bias": {"score": ch.scores.dot(bias=BIAS[entry])},
+        "modifiers": {
+            "mask": lengths,
+            "score": ch.scores.dot(softcap=3.0, alibi=np.array([0.1, 0.2]), sinks=np.array([0.5, -0.5]), align="end"),
+        },
+    }
+    return table[name]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("queries", [1, 3, 130])
+@pytest.mark.parametrize("name", ["none", "causal", "window", "lengths", "documents", "array", "algebra", "bias",
+                                  "modifiers"])  # fmt: skip
+def test_an_entry_does_not_feel_its_batch(name: str, queries: int, dtype: str) -> None:
+    q, k, v = inputs(BATCH, 2, KEYS, 32, dtype=dtype)
+    q = q[:, :, :queries]
+    together = ch.attention_state(q, k, v, **options(name, queries))
+    for n in range(BATCH):
+        alone = ch.attention_state(q[n], k[n], v[n], **options(name, queries, n))
+        np.testing.assert_array_equal(together.output[n], alone.output)
+        np.testing.assert_array_equal(together.logsumexp[n], alone.logsumexp)
 
 
 @pytest.mark.parametrize("queries", [1, 130], ids=["few", "many"])
-def test_a_sequence_does_not_feel_its_batch(queries: int) -> None:
+def test_a_sequence_does_not_feel_its_padding(queries: int) -> None:
     q, k, v = inputs(5, 2, 1100, 64)
     lengths = np.array([1100, 3, 700, 0, 1099])
     together = ch.attention(q[:, :, :queries], k, v, mask=ch.masks.lengths(lengths))
@@ -69,35 +139,22 @@ def test_a_sequence_does_not_feel_its_batch(queries: int) -> None:
         np.testing.assert_array_equal(together[n], alone)
 
 
-def test_calls_from_eight_threads_at_once() -> None:
-    q, k, v = inputs(8, 2, 400, 32)
-    expected = [ch.attention(q[n], k[n], v[n]) for n in range(8)]
+def test_calls_from_eight_threads_at_once_give_what_lone_calls_give() -> None:
+    """Each thread goes through all of the problems, beginning at another one; each call has helpers of its own."""
+    problems = [case.problem() for case in MIXED]
+    ch.set_num_threads(3)
+    expected = [everything(problem) for problem in problems]
     start = threading.Barrier(8)
 
-    def call(n: int) -> Any:
+    def call(first: int) -> None:
         start.wait()
-        return [ch.attention(q[n], k[n], v[n]) for _ in range(5)]
+        for step in range(len(problems)):
+            n = (first * 5 + step) % len(problems)
+            are_the_same_bits(everything(problems[n]), expected[n])
 
     with ThreadPoolExecutor(8) as pool:
-        for n, found in enumerate(pool.map(call, range(8))):
-            for output in found:
-                np.testing.assert_array_equal(output, expected[n])
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_forked_child_works() -> None:
-    code = (
-        "import os, numpy as np, clearhead as ch\n"
-        "ch.set_num_threads(3)\n"
-        "q, k, v = np.random.default_rng(0).standard_normal((3, 4, 500, 32))\n"
-        "expected = ch.attention(q, k, v)\n"
-        "child = os.fork()\n"
-        "if not child:\n"
-        "    os._exit(0 if np.array_equal(ch.attention(q, k, v), expected) else 3)\n"
-        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert found.stdout.strip() == "0"
+        for done in [pool.submit(call, first) for first in range(8)]:
+            done.result()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
