@@ -1,4 +1,4 @@
-"""Processes: forked and spawned ones compute the same bits, Ctrl-C is heard, and a cold cache may be written by two."""
+"""Processes: forked and spawned ones compute the same bits, and Ctrl-C is heard."""
 
 from __future__ import annotations
 
@@ -151,27 +151,6 @@ def test_ctrl_c_ends_a_long_call_and_nothing_else(call: str, threads: int, tmp_p
         child.wait(timeout=0.3)  # by now it computes
     child.send_signal(signal.SIGINT)
     assert printed(child, timeout=30) == "interrupted True\n"
-
-
-COLD = (
-    PROBLEMS
-    + """
-q, k, v = problem(0)
-truth = ch.core.attend(q, k, v, mask=ch.masks.causal("end"), dtype=np.float64)[0]
-print(np.linalg.norm(attend(0) - truth) < 2e-6 * np.linalg.norm(truth))
-"""
-)
-
-
-def test_two_processes_that_fill_an_empty_cache_at_once_are_right_and_so_is_a_third(tmp_path: Path) -> None:
-    folder = tmp_path / "cache"
-    both = [start(tmp_path, COLD, CLEARHEAD_CACHE_DIR=folder) for _ in range(2)]
-    for child in both:
-        assert printed(child) == "True\n"
-    written = sorted(folder.rglob("*.nbc"))
-    assert written
-    assert printed(start(tmp_path, COLD, CLEARHEAD_CACHE_DIR=folder)) == "True\n"
-    assert sorted(folder.rglob("*.nbc")) == written
 
 
 def test_a_cache_that_cannot_be_written_is_said_once_by_all_kernels(tmp_path: Path) -> None:
