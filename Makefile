@@ -2,6 +2,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
+BENCH := .venv-bench
+BENCH_READY := $(BENCH)/.ready
 
 .PHONY: help setup demo test lint bench clean
 
@@ -29,8 +31,15 @@ lint: $(READY)  ## style, types, and who may import whom
 	$(BIN)/mypy
 	PYTHONPATH=src $(BIN)/lint-imports --no-cache
 
-bench: $(READY) ## naive NumPy, torch and ours, paired in one run
-	$(BIN)/python benchmarks/run.py
+bench: $(BENCH_READY) ## every figure beside its peers, paired in one run, and what falls short
+	$(BENCH)/bin/python benchmarks/run.py
+
+# An environment of its own: peers are large, and one may want versions that another does not.
+$(BENCH_READY): pyproject.toml constraints.txt benchmarks/constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Clearhead needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
+	test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -c benchmarks/constraints.txt -e '.[bench]'
+	@touch $(BENCH_READY)
 
 clean:          ## remove what the other targets made
-	rm -rf .venv out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv $(BENCH) out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

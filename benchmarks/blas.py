@@ -14,8 +14,14 @@ from typing import Any
 
 import numpy as np
 
-# What makes OpenBLAS use other kernels than it would choose; it is worth knowing when NumPy is slow.
-VARIABLES = ("OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+# What makes OpenBLAS use other kernels or threads than it would choose; it is worth knowing when NumPy is slow.
+VARIABLES = (
+    "OPENBLAS_CORETYPE",
+    "OPENBLAS_NUM_THREADS",
+    "OPENBLAS_THREAD_TIMEOUT",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+)
 
 
 def set_threads(count: int) -> bool:

@@ -20,9 +20,10 @@ from typing import Any
 
 import peers
 import workloads
+from workload import Workload
 
 
-def measure(peer: str, workload: workloads.Workload, threads: int) -> dict[str, Any]:
+def measure(peer: str, workload: Workload, threads: int) -> dict[str, Any]:
     """{"bytes", "seconds"} of one call, or {"error"} with the reason why there are none."""
     command = [sys.executable, str(Path(__file__)), peer, workload.name, str(threads)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -32,7 +33,7 @@ def measure(peer: str, workload: workloads.Workload, threads: int) -> dict[str, 
     return found
 
 
-def _measure_here(name: str, workload: workloads.Workload, threads: int) -> dict[str, Any]:
+def _measure_here(name: str, workload: Workload, threads: int) -> dict[str, Any]:
     peer = peers.load(name)
     peer.set_threads(threads)
     peer.prepare(replace(workload, tokens=256, dim=workload.dim // 2))()
@@ -70,5 +71,4 @@ def _status(field: str) -> int:
 
 if __name__ == "__main__":
     peer, workload, threads = sys.argv[1:]
-    (chosen,) = (w for w in workloads.WORKLOADS if w.name == workload)
-    print(json.dumps(_measure_here(peer, chosen, int(threads))))
+    print(json.dumps(_measure_here(peer, workloads.find(workload), int(threads))))

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import llvmlite
@@ -26,7 +28,7 @@ import clearhead
 from clearhead import memory
 from clearhead.kernels.target import host
 from clearhead.kernels.vectors import Vectors, at, i64, loop, pointer
-from workloads import LARGE
+from workload import LARGE
 
 SAMPLE = 0.03  # seconds that one measurement of the peak takes
 # Chains of dependent multiply-adds that run side by side. Two units of 4 or 5 cycles need 10; more than the registers
@@ -180,7 +182,17 @@ def describe() -> dict[str, Any]:
         },
         "blas": blas.describe(),
         "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
     }
+
+
+def commit() -> str:
+    """The state of the sources, ``7d06103`` or ``7d06103 with changes``; empty where they are not in git."""
+    command = ["git", "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty= with changes"]
+    try:
+        return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        return ""
 
 
 def processor() -> str:

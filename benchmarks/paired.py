@@ -1,7 +1,8 @@
 """Time several things against each other on a machine that is never quiet.
 
 Each repetition runs every subject once, in an order that turns by one from repetition to repetition, so that whatever
-disturbs the machine meets all of them alike. What is reported is the median of the ratios within repetitions.
+disturbs the machine meets all of them alike. What is reported is the median of the ratios within repetitions. A
+subject that takes very long takes part in the first few repetitions alone.
 """
 
 from __future__ import annotations
@@ -12,49 +13,67 @@ from collections.abc import Callable
 from typing import Any
 
 SHORTEST = 0.05  # seconds of a sample: shorter calls are repeated until it is full
-PAUSE = 0.003  # seconds between subjects: idle threads of the one before have stopped spinning by then
+BUDGET = 8.0  # seconds that a subject may take in all, once it has
+FEWEST = 3  # repetitions
 
 
 class Samples:
-    """Seconds per call of each subject, one number for each repetition."""
+    """Seconds per call of each subject, one number for each repetition that it takes part in: the first ``most``."""
 
-    def __init__(self, subjects: dict[str, Callable[[], Any]], calls: dict[str, int]) -> None:
-        self.subjects, self.calls = subjects, calls
+    def __init__(self, subjects: dict[str, Callable[[], Any]], calls: dict[str, int], most: dict[str, int]) -> None:
+        self.subjects, self.calls, self.most = subjects, calls, most
         self.seconds: dict[str, list[float]] = {name: [] for name in subjects}
 
     def repeat(self) -> None:
         """One more repetition. If it is interrupted, nothing of it is kept."""
-        names = list(self.subjects)
-        turn = len(self.seconds[names[0]]) % len(names)
+        done = self.repetitions
+        names = [name for name in self.subjects if done < self.most[name]]
+        turn = done % max(1, len(names))
         once = {}
         for name in names[turn:] + names[:turn]:
-            time.sleep(PAUSE)
+            settle()
             once[name] = _per_call(self.subjects[name], self.calls[name])
         for name, seconds in once.items():
             self.seconds[name].append(seconds)
 
     @property
     def repetitions(self) -> int:
-        return min(map(len, self.seconds.values()))
+        return max(map(len, self.seconds.values()))
 
     def median(self, name: str) -> float:
         """Seconds per call."""
         return statistics.median(self.seconds[name])
 
     def ratio(self, name: str, to: str) -> float:
-        """How many times as long as ``to`` it takes: the median over repetitions."""
-        return statistics.median(a / b for a, b in zip(self.seconds[name], self.seconds[to], strict=True))
+        """How many times as long as ``to`` it takes: the median over the repetitions that have both."""
+        return statistics.median(a / b for a, b in zip(self.seconds[name], self.seconds[to], strict=False))
 
 
-def prepare(subjects: dict[str, Callable[[], Any]]) -> Samples:
+def prepare(subjects: dict[str, Callable[[], Any]], repeats: int) -> Samples:
     """Samples without a repetition yet: each subject has run, and it is known how often it fits into a sample."""
-    calls = {}
+    calls, most = {}, {}
     for name, call in subjects.items():
-        once = min(_per_call(call, 1) for _ in range(2))
+        settle()
+        once = _per_call(call, 1)
+        if once < BUDGET / repeats:  # it will be repeated, and what happens only once should not count
+            once = min(once, _per_call(call, 1))
         if once < SHORTEST:
             once = _per_call(call, max(1, int(SHORTEST / 4 / once)))
         calls[name] = max(1, round(SHORTEST / once))
-    return Samples(subjects, calls)
+        most[name] = min(repeats, max(FEWEST, int(BUDGET / max(once, SHORTEST))))
+    return Samples(subjects, calls, most)
+
+
+def settle() -> None:
+    """Wait until idle threads of the subject before have stopped spinning, as far as they ever do.
+
+    After a call torch's spin for 7 ms and jax's for 10 to 20 (processor time of this process, measured).
+    """
+    for _ in range(25):
+        before = time.process_time()
+        time.sleep(0.002)
+        if time.process_time() - before < 0.0005:
+            return
 
 
 def _per_call(call: Callable[[], Any], calls: int) -> float:

@@ -1,4 +1,4 @@
-"""Results on the terminal: what the machine is, a table of times, and one of memory."""
+"""Results on the terminal: what the machine is, tables of times, memory and starts, and which targets are met."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from peers import OURS
-from workloads import WORKLOADS
+from targets import written
+from workload import Workload
+from workloads import choose
 
 # Wide enough for the tables where output goes to a file.
-OUT = Console(width=None if sys.stdout.isatty() else 132, highlight=False, markup=False)
+OUT = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
 LOG = Console(stderr=True, highlight=False, markup=False)
 
 Results = dict[str, Any]
@@ -22,11 +24,17 @@ Results = dict[str, Any]
 def results(found: Results) -> None:
     """Everything that a run has measured so far."""
     machine(found)
-    for measured, table in (("time", times), ("memory", memory)):
+    for measured, table in (("time", times), ("memory", memory), ("start", starts)):
         rows = [row for row in found["rows"] if row["measures"] == measured]
         if rows:
             OUT.print()
             OUT.print(table(rows, found["peers"]))
+    for note in notes(found["rows"], found["peers"]):
+        OUT.print(note, soft_wrap=True)
+    OUT.print()
+    OUT.print(targets(found["rows"], found["peers"]))
+    OUT.print()
+    OUT.print(verdict(found["rows"], found["peers"]), soft_wrap=True)
 
 
 def machine(found: Results) -> None:
@@ -59,83 +67,142 @@ def blas(found: Results) -> str:
     return f"NumPy's BLAS: {' '.join(said)}" + "".join(f", {k}={v}" for k, v in facts.items() if k.isupper())
 
 
+# tables
+
+
 def times(rows: list[Results], about: Results) -> Table:
-    """Milliseconds; ours also as work a second, and as a share of the machine's limit; peers as multiples of ours."""
+    """Milliseconds of the first peer, also as work a second and as a share of the machine's limit; the others as
+    multiples of ours."""
     main = OURS if OURS in about else next(iter(about))
     others = [name for name in about if name != main]
-    table = Table(box=None, padding=(0, 1), header_style="bold", caption_justify="left")
-    table.add_column("heads × tokens × dim", no_wrap=True)
-    for heading in ("threads", f"{about[main]['name']}, ms", "work", "of limit"):
-        table.add_column(heading, justify="right")
-    for name in others:
-        table.add_column(f"{about[name]['name']}, ms", justify="right")
-        if main == OURS:
-            table.add_column("times", justify="right")
+    table = _table("heads × tokens × dim", "threads", f"{main}, ms", "work", "of limit", *others)
     for row in rows:
         cells = [row["title"], str(row["threads"])]
-        if "disagree" in row:
-            cells.append("results differ: " + ", ".join(f"{n} by {row['difference'][n]:.1e}" for n in row["disagree"]))
-            table.add_row(*cells)
-            continue
-        cells.append(_number(row["median"].get(main), 1e3))
-        cells.append(rate(row, main))
-        cells.append(_number(row["share"].get(main)))
-        for name in others:
-            cells.append(_number(row["median"].get(name), 1e3))
-            if main == OURS:
-                cells.append(_number(row["times_ours"].get(name)))
+        if "median" in row:
+            cells += [_number(row["median"].get(main), 1e3, 3), rate(row, main), _number(row["share"].get(main))]
+            cells += [beside_ours(row, name) for name in others]
         table.add_row(*cells)
-    table.caption = "\n".join(
-        f"{about[name]['name']} is left out at {row['title']}: {why}"
-        for row in rows
-        for name, why in row["lacks"].items()
-    )
     return table
+
+
+def beside_ours(row: Results, name: str) -> str:
+    """How many times our time a peer takes, or where we were not measured, its milliseconds."""
+    if "times_ours" in row:
+        return f"{row['times_ours'][name]:.2f}×" if name in row["times_ours"] else "–"
+    return f"{1e3 * row['median'][name]:.2f} ms" if name in row.get("median", {}) else "–"
+
+
+def notes(rows: list[Results], about: Results) -> list[str]:
+    """What is to be said of rows and peers: wrong results, fewer repetitions, and why one is left out."""
+    found = []
+    for row in rows:
+        far = ", ".join(f"{about[n]['name']} errs by {row['difference'][n]:.1e}" for n in row.get("disagree", ()))
+        found += [f"{row['title']}: {far}; what is wrong is not timed"] if far else []
+        repetitions = {name: len(took) for name, took in row.get("seconds", {}).items() if name in about}
+        most = max(repetitions.values(), default=0)
+        slow = [f"{about[n]['name']} in {count}" for n, count in repetitions.items() if count < most]
+        found += [f"{row['title']}: of {most} repetitions, {', '.join(slow)}"] if slow else []
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        for name, why in row.get("lacks", {}).items():
+            reasons.setdefault(f"{about[name]['name']}: {why}", []).append(row["title"])
+    return found + [f"{why} ({'; '.join(titles)})" for why, titles in reasons.items()]
 
 
 def rate(row: Results, name: str) -> str:
     """What a peer got done: ``182 GFLOP/s``, or ``14.2 GB/s`` of keys and values."""
     if name not in row["rate"]:
         return "–"
-    return (
-        f"{row['rate'][name] / 1e9:.0f} GFLOP/s" if row["bound"] == "flops" else f"{row['rate'][name] / 1e9:.1f} GB/s"
-    )
+    speed, unit = row["rate"][name], "FLOP/s" if row["bound"] == "flops" else "B/s"
+    if speed < 1e9:
+        return f"{speed / 1e6:.1f} M{unit}"
+    return f"{speed / 1e9:.0f} G{unit}" if row["bound"] == "flops" else f"{speed / 1e9:.1f} G{unit}"
 
 
 def memory(rows: list[Results], about: Results) -> Table:
     """Peak memory of one call beyond its inputs and outputs."""
-    table = Table(box=None, padding=(0, 1), header_style="bold")
-    table.add_column("peak memory beyond inputs and outputs, MB")
-    for heading in ("threads", *(peer["name"] for peer in about.values())):
-        table.add_column(heading, justify="right")
+    table = _table("memory beyond inputs and outputs, MB", "threads", *about)
     for row in rows:
         cells = [row["title"], str(row["threads"])]
         for name in about:
-            found = row["footprint"].get(name, {"error": row["lacks"].get(name, "")})
+            found = row["footprint"].get(name, {"error": row["lacks"].get(name, "–")})
             cells.append(found["error"] if "error" in found else _number(found["bytes"], 1e-6, 1))
         table.add_row(*cells)
     return table
 
 
+def starts(rows: list[Results], about: Results) -> Table:
+    """Seconds in a new process."""
+    table = _table("in a new process", "s", "of that, over")
+    for row in rows:
+        seconds = row["median"]
+        table.add_row(row["title"], _number(seconds[OURS], decimals=3), _number(seconds.get("beside"), decimals=3))
+    return table
+
+
+def targets(rows: list[Results], about: Results) -> Table:
+    """Each row with its target, and what it reached."""
+    table = _table("work", "threads", "target", "reached", "")
+    for column in (2, 4):
+        table.columns[column].justify = "left"
+    for row in rows:
+        for target in row["targets"]:
+            table.add_row(row["title"], str(row["threads"]), *judged(target, about))
+    return table
+
+
+def judged(target: Results, about: Results) -> tuple[str, str, str]:
+    """A target, the figure that was reached, and whether that falls short."""
+    if target["reached"] is None:
+        return target["target"], "–", "not measured"
+    whose = f" ({about[target['whose']]['name']})" if target["whose"] else ""
+    return target["target"], written(target["figure"], target["reached"]) + whose, "short" if target["short"] else ""
+
+
+def verdict(rows: list[Results], about: Results) -> str:
+    """How many targets are met, and the names of the rows that fall short."""
+    judgements = [(row, target) for row in rows for target in row["targets"]]
+    lines = [verdict_in_short(rows)]
+    for words, chosen in (
+        ("Short", [(row, target) for row, target in judgements if target["short"]]),
+        ("Not measured", [(row, target) for row, target in judgements if target["reached"] is None]),
+    ):
+        for row, target in chosen:
+            title, reached, _ = judged(target, about)
+            lines.append(f"{words}: {row['workload']}, {threads(row['threads'])}: {reached}, should be {title}")
+    return "\n".join(lines)
+
+
+def verdict_in_short(rows: list[Results]) -> str:
+    """``29 of 36 targets are met.``"""
+    judgements = [target for row in rows for target in row["targets"]]
+    met = sum(target["reached"] is not None and not target["short"] for target in judgements)
+    return f"{met} of {len(judgements)} targets are met."
+
+
 def workloads() -> None:
     """What can be measured."""
-    table = Table(box=None, padding=(0, 1), header_style="bold")
-    for heading in ("name", "groups", "heads × tokens × dim", "measures", "work"):
-        table.add_column(heading, justify="right" if heading == "work" else "left")
-    for w in WORKLOADS:
-        table.add_row(
-            w.name,
-            ", ".join(w.groups),
-            w.title,
-            w.measures,
-            f"{w.work / 1e9:,.2f} {'GFLOP' if w.bound == 'flops' else 'GB'}",
-        )
+    table = _table("name", "groups", "what", "targets")
+    for column in table.columns:
+        column.justify = "left"
+    for row in choose([]):
+        alone = f", {threads(row.threads)}" if isinstance(row, Workload) and row.threads else ""
+        wanted = "; ".join(target.title for target in row.targets)
+        table.add_row(row.name, ", ".join(row.groups), row.title + alone, wanted)
     OUT.print(table)
 
 
-def threads(count: int | str) -> str:
-    """``1 thread``, ``2 threads``."""
-    return f"{count} thread{'s' * (str(count) != '1')}"
+# progress
+
+
+def done(row: Results, about: Results) -> None:
+    """One line on what a row has reached, as soon as it has."""
+    ours = row.get("median", {}).get(OURS)
+    took = "" if ours is None else f" {1e3 * ours:,.3f} ms;"
+    reached = "; ".join(" ".join(filter(None, (f"{now}, {title}:", short or "met"))) for title, now, short in (
+        judged(target, about) for target in row["targets"]
+    ))  # fmt: skip
+    LOG.print(f"{row['title']}, {threads(row['threads'])}:{took} {reached}", soft_wrap=True)
 
 
 def waiting(what: str) -> AbstractContextManager[Any]:
@@ -144,6 +211,19 @@ def waiting(what: str) -> AbstractContextManager[Any]:
         return LOG.status(what)
     LOG.print(f"{what} ...", soft_wrap=True)
     return nullcontext()
+
+
+def threads(count: int | str) -> str:
+    """``1 thread``, ``2 threads``."""
+    return f"{count} thread{'s' * (str(count) != '1')}"
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    table.add_column(first, no_wrap=True)
+    for heading in others:
+        table.add_column(heading, justify="right")
+    return table
 
 
 def _number(value: float | None, unit: float = 1.0, decimals: int = 2) -> str:

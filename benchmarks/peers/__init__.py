@@ -12,14 +12,19 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads import Workload
+from workload import Workload
 
 MODULES = {
     "clearhead": "peers.clearhead_ours",
     "naive": "peers.naive",
     "torch": "peers.torch_sdpa",
+    "onnxruntime": "peers.onnxruntime_attention",
+    "onnxruntime-mha": "peers.onnxruntime_multihead",
+    "openvino": "peers.openvino_sdpa",
+    "jax": "peers.jax_attention",
 }
 OURS = "clearhead"
+LARGEST = 1_000_000_000  # bytes: peers that hold one number for every cell hold several such arrays at once
 
 
 class Peer(Protocol):

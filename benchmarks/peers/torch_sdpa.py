@@ -1,4 +1,7 @@
-"""PyTorch's fused attention: ``torch.nn.functional.scaled_dot_product_attention``, eager, without gradients."""
+"""PyTorch's fused attention: ``torch.nn.functional.scaled_dot_product_attention``, eager, without gradients.
+
+Additive scores it has none of: there it runs what is usually written, a tanh of all queries beside all keys.
+"""
 
 import itertools
 from collections.abc import Callable
@@ -9,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import scaled_dot_product_attention
 
-from workloads import Workload
+from workload import Workload
 
 name = "torch"
 version = torch.__version__
@@ -21,11 +24,13 @@ def set_threads(count: int) -> bool:
 
 
 def lacks(workload: Workload) -> str | None:
-    return None
+    return "it has ALiBi as an array for every cell alone" if workload.score == "alibi" else None
 
 
 def prepare(workload: Workload) -> Callable[[], Any]:
     turns = itertools.cycle([[_tensor(array) for array in arrays] for arrays in workload.arrays()])
+    if workload.score == "additive":
+        return _additive(turns, *map(_tensor, workload.learned()))
     causal, grouped = workload.mask == "causal", workload.group > 1
     visible = None if causal else workload.visible()  # a window it takes as an array of booleans only
     mask = None if visible is None else torch.from_numpy(visible)
@@ -34,6 +39,17 @@ def prepare(workload: Workload) -> Callable[[], Any]:
     def attention() -> torch.Tensor:
         query, key, value = next(turns)
         return scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
+
+    return attention
+
+
+def _additive(turns: Any, W_q: torch.Tensor, W_k: torch.Tensor, v: torch.Tensor) -> Callable[[], Any]:
+    @torch.inference_mode()
+    def attention() -> torch.Tensor:
+        query, key, value = next(turns)
+        asked, offered = query @ W_q, key @ W_k
+        scores = torch.tanh(asked[..., :, None, :] + offered[..., None, :, :]) @ v
+        return torch.softmax(scores, dim=-1) @ value
 
     return attention
 
