@@ -64,10 +64,12 @@ def whole(found: Found) -> str:
 def headlines(found: Found) -> str:
     """A table of few rows for the README, and the line that says where it comes from."""
     rows, about = [row for row in found["rows"] if row["headline"]], found["peers"]
-    shown = table(["work", "threads", "time or memory", "should be", "is"], [
-        [row["title"], str(row["threads"]), _size(row), title, reached + (f", {short}" if short else "")]
-        for row in rows for title, reached, short in (show.judged(target, about) for target in row["targets"][:1])
-    ])  # fmt: skip
+    judged = [(row, *show.judged(row["targets"][0], about)) for row in rows]
+    cells = [
+        [row["title"], title, str(row["threads"]), _size(row), reached + (f", {short}" if short else "")]
+        for row, title, reached, short in judged
+    ]
+    shown = table(["work", "should reach", "threads", "time or memory", "reaches"], cells, left=2)
     facts = found["machine"]
     return (
         f"{shown}\n\n{medians(found)}, {facts['date']}, on {facts['processor']} ({facts['vectors']}), {facts['cores']} "
@@ -100,10 +102,9 @@ def run(found: Found) -> str:
 
 def targets(rows: list[Found], about: Found) -> str:
     """Each row's targets and what it reached."""
-    cells = [
-        [row["title"], str(row["threads"]), *show.judged(target, about)] for row in rows for target in row["targets"]
-    ]
-    return table(["work", "threads", "target", "reached", ""], cells)
+    judged = [(row, *show.judged(target, about)) for row in rows for target in row["targets"]]
+    cells = [[row["title"], title, str(row["threads"]), reached, short] for row, title, reached, short in judged]
+    return table(["work", "target", "threads", "reached", ""], cells, left=2)
 
 
 def table(heads: list[str], rows: list[list[str]], left: int = 1) -> str:

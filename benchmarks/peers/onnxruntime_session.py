@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
 version = onnxruntime.__version__
-DTYPES = ("float16", "float32", "float64")
 
 
 def model(node: Any, dtypes: dict[str, str]) -> ModelProto:
