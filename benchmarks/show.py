@@ -31,6 +31,8 @@ def results(found: Results) -> None:
             OUT.print(table(rows, found["peers"]))
     for note in notes(found["rows"], found["peers"]):
         OUT.print(note, soft_wrap=True)
+    if not found["rows"]:
+        return
     OUT.print()
     OUT.print(targets(found["rows"], found["peers"]))
     OUT.print()
