@@ -57,6 +57,7 @@ MACHINES = {
     "AVX2, haswell": Machine(ROWS["AVX2"], X86, "haswell"),
     "AVX2, zen 3": Machine(ROWS["AVX2"], X86, "znver3"),
     "NEON, neoverse-v1": Machine(ROWS["NEON"], ARM, "neoverse-v1"),
+    "NEON, neoverse-n1": Machine(ROWS["NEON"], ARM, "neoverse-n1"),
     "NEON, cortex-a72": Machine(ROWS["NEON"], ARM, "cortex-a72"),
     "NEON, apple-m1": Machine(ROWS["NEON"], ARM, "apple-m1"),
     "this machine": this_machine(),

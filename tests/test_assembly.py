@@ -15,11 +15,12 @@ from numba import types
 from assembly import MACHINES, Machine, build, fmas, inner_loops, is_whole, products, spills
 from clearhead.kernels import microkernels
 
-# The arguments of each: p is a pointer to numbers, i a whole number.
-PRODUCTS = {"score_tile": "pippiip", "mix_tile": "piippip"}
+# The arguments of each: p is a pointer to numbers, i a whole number. And how many inner loops multiply: score_tile has
+# one more for what is left of dim.
+PRODUCTS = {"score_tile": "pipippiip", "mix_tile": "piippip"}
+LOOPS = {"score_tile": 2, "mix_tile": 1}
 POWERS = {"exp2_tile": "pipppp", "exp_tile": "pipppp"}
 DEGREE = {types.float32: 6, types.float64: 11}  # of exp2's polynomial
-KEYS_AT_ONCE = 2  # in a turn of the exponentials' loop
 
 
 @pytest.fixture(params=MACHINES)
@@ -43,14 +44,15 @@ def arguments(letters: str, dtype: Any) -> tuple[Any, ...]:
 def test_products_keep_a_micro_tile_in_registers(
     name: str, machine: Machine, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One inner loop: every other instruction multiplies and adds whole vectors, and none is fetched from the stack."""
+    """In inner loops every other instruction multiplies and adds whole vectors, and none is fetched from the stack."""
     row = machine.row
     written = build(getattr(microkernels, name), arguments(PRODUCTS[name], dtype), row, monkeypatch)
     loops = products(machine.compile(written), row)
-    assert len(loops) == 1
-    assert all(is_whole(line, row) for line in fmas(loops[0]))
-    assert not spills(loops[0])
-    assert len(loops[0]) <= 2 * len(fmas(loops[0]))
+    assert len(loops) == LOOPS[name]
+    for loop in loops:
+        assert all(is_whole(line, row) for line in fmas(loop))
+        assert not spills(loop)
+        assert len(loop) <= 2 * len(fmas(loop)) + 1  # the last two, compare and jump, are one to an x86 processor
 
 
 @pytest.mark.parametrize("name", POWERS)
@@ -62,6 +64,6 @@ def test_pytorch_151441_115151_exponentials_are_vector_arithmetic(
     written = build(getattr(microkernels, name), arguments(POWERS[name], dtype), row, monkeypatch)
     assembly = machine.compile(written)
     steps = [line for loop in inner_loops(assembly) for line in fmas(loop)]
-    assert len(steps) >= DEGREE[dtype] * row.vectors * KEYS_AT_ONCE
+    assert len(steps) >= DEGREE[dtype] * row.vectors * max(1, 6 // row.vectors)
     assert all(is_whole(line, row) for line in steps)
     assert not re.search(r"^\t(callq?|blr?)\s", assembly, flags=re.MULTILINE)

@@ -220,3 +220,33 @@ def test_scores_beyond_the_range_of_exp_are_exact(path: Path) -> None:
     np.testing.assert_allclose(weights.sum(axis=-1), 1, rtol=0, atol=1e-5)
     Oracle(problem).check(logsumexp=logsumexp, weights=weights)
     assert np.isfinite(output).all()
+
+
+def _hides_key_five(score: float, batch: int, head: int, query: int, key: int) -> float:
+    return -np.inf if key == 5 else score
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("queries", [3, 60])
+@pytest.mark.parametrize("strange", [np.nan, np.inf, -np.inf])
+def test_what_a_score_function_sends_to_minus_infinity_is_hidden(dtype: str, queries: int, strange: float) -> None:
+    """As a bias of -inf: what stands in the value there has no effect."""
+    random = np.random.default_rng(0)
+    q, k, v = (random.standard_normal((2, n, 16)).astype(as_dtype(dtype)) for n in (queries, 200, 200))
+    score = ch.scores.dot(function=_hides_key_five)
+    clean = ch.attention(q, k, v, score=score)
+    v[:, 5] = strange
+    np.testing.assert_array_equal(ch.attention(q, k, v, score=score), clean)
+
+
+@pytest.mark.parametrize("base", ["general", "additive"])
+def test_infinity_in_hidden_keys_is_projected_without_a_warning(base: str) -> None:
+    random = np.random.default_rng(0)
+    q, k, v = random.standard_normal((3, 9, 4))
+    weight = random.standard_normal((4, 4))
+    score = ch.scores.general(weight) if base == "general" else ch.scores.additive(weight, weight, weight[0])
+    clean = ch.attention(q, k, v, mask=ch.masks.lengths(8), score=score)
+    k[8] = np.inf
+    np.testing.assert_array_equal(ch.attention(q, k, v, mask=ch.masks.lengths(8), score=score), clean)
+    q[0] = np.inf
+    assert np.isfinite(ch.attention(q, k, v, mask=ch.masks.lengths(8), score=score)[1:]).all()

@@ -190,7 +190,7 @@ def test_a_wrong_number_of_threads_in_the_environment_is_named(monkeypatch: pyte
     monkeypatch.setenv("CLEARHEAD_NUM_THREADS", count)
     message = f"CLEARHEAD_NUM_THREADS must be a whole number of threads, 1 or more, got {count!r}"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        ch.attention(x(3, 4), x(3, 4), x(3, 4))
+        ch.attention(x(999, 64), x(999, 64), x(999, 64))  # more than one thread's work
 
 
 @pytest.mark.parametrize("kind", ["score", "mask"])

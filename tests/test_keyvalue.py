@@ -67,9 +67,9 @@ def test_what_was_appended_is_there() -> None:
 
 def test_growth_moves_nothing() -> None:
     cache, _, _ = filled("float32", parts=(PAGE,))
-    before = cache.pages().key[0, 0], cache.first_pages()[0].ctypes.data
+    before = cache.paging()[1][0, 0], cache.first_pages()[0].ctypes.data
     cache.append(np.ones((2, 2, 3 * PAGE, 64)), np.ones((2, 2, 3 * PAGE, 32)))
-    assert (cache.pages().key[0, 0], cache.first_pages()[0].ctypes.data) == before
+    assert (cache.paging()[1][0, 0], cache.first_pages()[0].ctypes.data) == before
 
 
 def test_an_empty_cache_gives_zeros() -> None:

@@ -13,7 +13,6 @@ from clearhead import launch, memory
 from clearhead.kernels import decode, visible
 from clearhead.kernels.target import host
 from clearhead.kernels.threads import get_num_threads
-from clearhead.kernels.tiles import BLOCK
 from clearhead.masks import Mask
 from clearhead.plan import Plan, plan
 from clearhead.problem import check
@@ -84,7 +83,7 @@ def explain(
     ('tiles', True)
     """
     planned = plan(check(query, key, value, mask, score))
-    x, extent, at = planned.inputs, planned.problem.extent, planned.problem.compute_dtype
+    x, extent, at = planned.arguments, planned.problem.extent, planned.problem.compute_dtype
     streaming = launch.can_stream(planned)
     rows = x.group * x.queries if streaming else host().rows(at)
     computed = _computed(planned, 1 if streaming else rows)
@@ -93,11 +92,11 @@ def explain(
     return Explanation(
         kernel="streaming" if streaming else "tiles",
         target=host().name,
-        tile=(rows, decode.CHUNK if streaming else BLOCK),
+        tile=(rows, decode.CHUNK if streaming else visible.BLOCK),
         dtype=at.name,
         threads=get_num_threads(),
         skipped=1 - computed / cells if cells else 0.0,
-        program=tuple(STEPS[int(step)] for step in x.program[:, visible.CODE]),
+        program=tuple(STEPS[int(step)] for step in planned.program[:, visible.CODE]),
         flop=2 * computed * (x.dim + x.value_dim),
         input_bytes=sum(array.nbytes for array in kept),
         output_bytes=math.prod(extent.shape[:-1]) * x.value_dim * planned.problem.dtype.itemsize,

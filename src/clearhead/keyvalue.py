@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from clearhead.kernels.decode import CHUNK, Pages
+from clearhead.kernels.decode import CHUNK
 from clearhead.scores import FLOATS
 
 PAGE = CHUNK  # tokens
@@ -118,12 +118,12 @@ class KeyValueCache:
             done += some
         self._length += tokens
 
-    def pages(self) -> Pages:
-        """Where the pages lie, as ``kernels.decode`` wants it: elements from the first page's address."""
-        return Pages(PAGE, self._offsets(self._keys), self._offsets(self._values))
+    def paging(self) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
+        """Tokens in a page; where the pages of keys and of values lie, (batch, pages): elements from the first."""
+        return PAGE, self._offsets(self._keys), self._offsets(self._values)
 
     def first_pages(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The pages that ``pages`` counts from."""
+        """The pages that ``paging`` counts from."""
         return self._keys[0], self._values[0]
 
     def _offsets(self, pages: list[NDArray[Any]]) -> NDArray[np.int64]:

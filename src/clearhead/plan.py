@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from clearhead.algebra import Array, Both, Either, Extent, Mask, Not, split
 from clearhead.kernels import functions, visible
+from clearhead.kernels.arguments import Arguments, Strided
 from clearhead.kernels.target import host
-from clearhead.kernels.tiles import Inputs, Strided
 from clearhead.kernels.vectors import LN2
 from clearhead.kernels.visible import Leaf
 from clearhead.masks import Documents, Function
@@ -26,7 +26,7 @@ from clearhead.scores import Additive, Dot, General, Score
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
-_ZERO, _NONE = np.zeros(1, np.int64), np.zeros(0)
+_ZERO = np.zeros(1, np.int64)
 _NO_PROGRAM = np.zeros((0, len(Leaf._fields)), np.int64)
 
 
@@ -35,43 +35,70 @@ class Plan:
     """What the kernels need to know of a problem."""
 
     problem: Problem
-    inputs: Inputs
+    arguments: Arguments
     start: Ints  # (*lead, heads, queries, 1), the first visible key of each row ...
-    stop: Ints  # ... and one past the last: what ``inputs`` has as places
-    depth: int  # of the stack that the mask's program needs
-    kept: tuple[Any, ...]  # what the inputs point into
+    stop: Ints  # ... and one past the last: what ``arguments`` have as places
+    program: Ints  # the rest of the mask, (steps, columns of ``visible.Leaf``)
+    depth: int  # of the stack that it needs
+    kept: tuple[Any, ...]  # what the arguments point into
+
+    def on(self, *arrays: NDArray[Any]) -> Plan:
+        """The same for other (query, key, value) that lie in memory like these."""
+        own = (self.problem.query, self.problem.key, self.problem.value)
+        query, key, value = (np.broadcast_to(a, b.shape) for a, b in zip(arrays, own, strict=True) if b is not None)
+        x = self.arguments
+        places = {name: getattr(x, name)._replace(address=address(array))
+                  for name, array in zip(("query", "key", "value"), arrays, strict=True)}  # fmt: skip
+        problem = replace(self.problem, query=query, key=key, value=value)
+        return replace(self, problem=problem, arguments=x._replace(**places), kept=(*self.kept, *arrays))
 
 
 def plan(problem: Problem) -> Plan:
     """The plan for a problem. Cost: linear in the number of tokens."""
     score, extent, at = problem.score, problem.extent, problem.compute_dtype
-    query, key, vector = problem.query, problem.key, _NONE.astype(at)
-    if isinstance(score.base, General):
-        # q.W.k is the dot product of q.W with k.
-        query = np.matmul(query.astype(at), score.base.weight.astype(at))
-    if isinstance(score.base, Additive):
-        query = np.matmul(query.astype(at), score.base.query_weight.astype(at))
-        key = np.matmul(key.astype(at), score.base.key_weight.astype(at))
-        vector = np.ascontiguousarray(score.base.vector.astype(at) * at.type(problem.scale))
+    query, key, vector = problem.query, problem.key, None
+    # What a mask hides may be anything: no warnings about it.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if isinstance(score.base, General):
+            # q.W.k is the dot product of q.W with k.
+            query = np.matmul(query.astype(at), score.base.weight.astype(at))
+        if isinstance(score.base, Additive):
+            query = np.matmul(query.astype(at), score.base.query_weight.astype(at))
+            key = np.matmul(key.astype(at), score.base.key_weight.astype(at))
+            vector = np.ascontiguousarray(score.base.vector.astype(at) * at.type(problem.scale))
     start, stop, rest = _masked(problem)
     program = _Program(extent)
     if rest is not None:
         program.add(rest)
-    arrays: dict[str, NDArray[Any]] = {"query": query, "key": key, "start": start[..., None], "stop": stop[..., None]}
-    if problem.value is not None:
-        arrays["value"] = problem.value
-    if score.bias is not None:
-        arrays["bias"] = np.broadcast_to(score.bias, extent.shape)
-    arrays = {name: readable(values) for name, values in arrays.items()}
-    places = {"value": _absent(at), "bias": _absent(at)}
-    places |= {name: strided(values) for name, values in arrays.items()}
+    table = program.table()
+    bias = None if score.bias is None else np.broadcast_to(score.bias, extent.shape)
+    kept: list[Any] = [table, program.kept, vector]
+
+    def place(array: NDArray[Any] | None) -> Strided:
+        if array is None:
+            return _absent(at)
+        array = readable(array)
+        found, offsets = strided(array)
+        kept.extend((array, offsets))
+        return found
+
     function = None if score.function is None else functions.score(score.function, at)
-    inputs = Inputs(
-        **places,
-        program=program.table(),
-        slopes=_per_head(score.slopes, extent.heads),
-        sinks=_per_head(score.sinks, extent.heads),
-        vector=vector,
+    slopes, sinks = _per_head(score.slopes, extent.heads), _per_head(score.sinks, extent.heads)
+    kept += [function, slopes, sinks]
+    arguments = Arguments(
+        query=place(query),
+        key=place(key),
+        value=place(problem.value),
+        start=place(start[..., None]),
+        stop=place(stop[..., None]),
+        bias=place(bias),
+        output=_absent(at),
+        logsumexp=_absent(np.dtype(np.float64)),
+        program=address(table) if len(table) else 0,
+        steps=len(table),
+        slopes=0 if slopes is None else address(slopes),
+        sinks=0 if sinks is None else address(sinks),
+        vector=0 if vector is None else address(vector),
         function=0 if function is None else function.address,
         unit=_unit(score),
         scale=problem.scale,
@@ -83,36 +110,41 @@ def plan(problem: Problem) -> Plan:
         keys=extent.keys,
         dim=key.shape[-1],
         value_dim=0 if problem.value is None else problem.value.shape[-1],
+        rows=host().rows(at),
         micro=host().keys,
         lanes=host().lanes(at),
     )
-    return Plan(
-        problem, inputs, arrays["start"], arrays["stop"], program.depth, (*arrays.values(), *program.kept, function)
-    )
+    return Plan(problem, arguments, start[..., None], stop[..., None], table, program.depth, tuple(kept))
 
 
 def in_nats(plan: Plan, logsumexp: Floats) -> NDArray[np.float64]:
     """(..., 2), as the kernels leave it, as one natural logarithm (...)."""
-    return np.asarray(logsumexp[..., 0] * plan.inputs.unit + logsumexp[..., 1])
+    return np.asarray(logsumexp[..., 0] * plan.arguments.unit + logsumexp[..., 1])
 
 
 def without_value(plan: Plan) -> Plan:
     """The same scores with nothing to mix: for their logsumexp alone."""
-    return replace(plan, inputs=plan.inputs._replace(value=_absent(plan.problem.compute_dtype), value_dim=0))
+    return replace(plan, arguments=plan.arguments._replace(value=_absent(plan.problem.compute_dtype), value_dim=0))
 
 
-def strided(array: NDArray[Any]) -> Strided:
-    """(*lead, a, b, c) as the kernels see it. No copy: whoever calls must keep the array."""
+def strided(array: NDArray[Any]) -> tuple[Strided, Ints]:
+    """(*lead, a, b, c) as the kernels see it, and the offsets that it points at. No copy: whoever calls keeps both."""
     size, lead, strides = array.itemsize, array.shape[:-3], array.strides
-    offset = _ZERO
+    offsets = _ZERO
     for length, stride in zip(lead, strides, strict=False):
-        offset = (offset[:, None] + np.arange(length) * (stride // size)).reshape(-1)
+        offsets = (offsets[:, None] + np.arange(length) * (stride // size)).reshape(-1)
     steps = (strides[-3] // size, strides[-2] // size, strides[-1] // size)
-    return Strided(_like(array.dtype), array.__array_interface__["data"][0], offset, steps, array.size)
+    return Strided(_like(array.dtype), address(array), address(offsets), steps, array.size), offsets
+
+
+def address(array: NDArray[Any]) -> int:
+    """Where an array's first element lies."""
+    place: int = array.__array_interface__["data"][0]
+    return place
 
 
 def _unit(score: Score) -> float:
-    """What a score of 1 is in the kernels, in nats: see ``Inputs.unit``."""
+    """What a score of 1 is in the kernels, in nats: see ``Arguments.unit``."""
     changed = score.softcap, score.bias, score.slopes, score.function
     return LN2 if isinstance(score.base, Dot | General) and all(change is None for change in changed) else 1.0
 
@@ -161,16 +193,14 @@ class _Program:
 
     def _place(self, array: NDArray[Any]) -> Strided:
         array = readable(array)
-        place = strided(array)
-        self.kept += [array, place.offset]
+        place, offsets = strided(array)
+        self.kept += [array, offsets]
         return place
 
     def _leaf(self, code: int, one: Strided, other: Strided | None = None) -> None:
         other = one if other is None else other
-        offsets = (place.offset.__array_interface__["data"][0] for place in (one, other))
-        first, second = offsets
         self.steps.append(
-            Leaf(code, one.address, first, *one.steps, other.address, second, other.steps[0], other.steps[1])
+            Leaf(code, one.address, one.offsets, *one.steps, other.address, other.offsets, *other.steps[:2])
         )
 
 
@@ -193,19 +223,20 @@ def _masked(problem: Problem) -> tuple[Ints, Ints, Mask | None]:
     return np.broadcast_to(start, extent.shape[:-1]), np.broadcast_to(stop, extent.shape[:-1]), rest
 
 
-def _per_head(values: Floats | None, heads: int) -> NDArray[np.float64]:
-    return _NONE if values is None else np.broadcast_to(values, heads).astype(np.float64)
+def _per_head(values: Floats | None, heads: int) -> NDArray[np.float64] | None:
+    return None if values is None else np.broadcast_to(values, heads).astype(np.float64)
 
 
 @cache
-def _like(dtype: np.dtype[Any]) -> NDArray[Any]:
+def _like(dtype: np.dtype[Any]) -> np.generic:
     """By which kernels know the type of what they point at."""
-    return np.zeros(1, dtype)
+    like: np.generic = dtype.type(0)
+    return like
 
 
 @cache
 def _absent(dtype: np.dtype[Any]) -> Strided:
-    return Strided(_like(dtype), 0, _ZERO, (0, 0, 0), 0)
+    return Strided(_like(dtype), 0, address(_ZERO), (0, 0, 0), 0)
 
 
 def readable(array: NDArray[Any]) -> NDArray[Any]:

@@ -40,9 +40,14 @@ class AttentionWeights(NDArrayOperatorsMixin):
     ((1000, 100000), (3,))
     """
 
-    def __init__(self, plan: Plan, logsumexp: Floats | None = None) -> None:
-        self._plan, self._given = plan, logsumexp
+    def __init__(self, plan: Plan, logsumexp: Floats | None = None, arrays: tuple[Floats, ...] = ()) -> None:
+        """``arrays`` : (query, key, value) if they are not the plan's own but others that lie like them."""
+        self._like, self._arrays, self._given = plan, arrays, logsumexp
         self._extent, self._problem = plan.problem.extent, plan.problem
+
+    @cached_property
+    def _plan(self) -> Plan:
+        return self._like.on(*self._arrays) if self._arrays else self._like
 
     @cached_property
     def _logsumexp(self) -> Floats:

@@ -21,6 +21,8 @@ import llvmlite
 import numba
 import numpy as np
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, _CacheLocator
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 from platformdirs import user_cache_path
 
 
@@ -34,7 +36,9 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 def step(function: Callable[..., Any]) -> Any:
     """Compile ``function`` as a part of kernels: without what it takes to call it from Python."""
-    return numba.njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+    return numba.njit(
+        nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, pipeline_class=_StepCompiler
+    )(function)
 
 
 def part(function: Callable[..., Any]) -> Any:
@@ -76,6 +80,40 @@ def stamp() -> str:
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()[:16]
+
+
+class _StepLibrary(JITCodeLibrary):  # type: ignore[misc]
+    """A step's code, to be linked into kernels: LLVM optimizes it there, once. Numba would also do so here, and make
+    machine code that nobody calls: that took half of a kernel's time to compile."""
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        self._ensure_finalized()
+        return 0
+
+    @property
+    def codegen(self) -> Any:
+        """Where Numba would note the globals of a function that Python can call: nowhere."""
+        return _Nowhere
+
+
+class _Nowhere:
+    @staticmethod
+    def set_env(name: str, env: Any) -> None:
+        pass
+
+
+class _StepCompiler(Compiler):  # type: ignore[misc]
+    """Numba's compiler with such a library."""
+
+    def __init__(self, typing: Any, target: Any, library: Any, *rest: Any) -> None:
+        super().__init__(typing, target, _StepLibrary(target.codegen(), "step"), *rest)
 
 
 class _Locator(_CacheLocator):  # type: ignore[misc]

@@ -9,160 +9,200 @@ import math
 
 import numpy as np
 
+from clearhead.kernels.arguments import COMPUTED, unpack
 from clearhead.kernels.cache import kernel, part, step
 from clearhead.kernels.microkernels import exp2_tile, exp_tile, finite_row, mix_tile, turn_out
 from clearhead.kernels.tiles import (
-    BLOCK,
     CHANGE,
     FACTOR,
+    FLOAT64,
+    HERE,
     OLD_TOP,
+    REACH_HIGH,
+    REACH_LOW,
+    TOGETHER,
     TOP,
     TOTAL,
+    columns,
     copy_finite,
     copy_rows,
     fill,
     in_place,
     is_natural,
+    keys_of,
     load_queries,
+    look,
+    place_of,
+    room,
     row_of,
     score_keys,
     take_tile,
+    tile_room,
+    whole_micro,
 )
 from clearhead.kernels.vectors import address_of, pointer, widen
-from clearhead.kernels.visible import HIDDEN, WHOLLY
+from clearhead.kernels.visible import BLOCK, HIDDEN, WHOLLY
 
 
 @kernel
-def attend(x, w, first, last, output, logsumexp):
+def attend(numbers, likes, places, first, last):
     """Work items first ... last-1: item t is tile ``t % tiles`` of head ``t // tiles`` of the flattened batch.
 
-    Writes output (batch, heads, queries, value dim) and logsumexp (batch, heads, queries, 2), float64: the largest
-    score, in x.unit, and the natural logarithm of the sum relative to it. They are kept apart because of scores so
-    large that their sum would lose the second.
+    Arguments are packed, places are a workspace's. Writes x.output (batch, heads, queries, value dim) and x.logsumexp
+    (batch, heads, queries, 2), float64: the largest score, in x.unit, and the natural logarithm of the sum relative to
+    it. They are kept apart because of scores so large that their sum would lose the second.
     """
-    tiles = (x.queries + len(w.queries) - 1) // len(w.queries)
-    for item in range(first, last):
-        sequence = item // tiles
+    x, w = unpack(pointer(numbers, 0), likes), room(places, likes[COMPUTED])
+    tiles = (x.queries + x.rows - 1) // x.rows
+    item = first
+    while item < last:
+        sequence, tile = item // tiles, item % tiles
         batch, head = sequence // x.heads, sequence % x.heads
-        here = take_tile(x, w, item % tiles)
-        attend_tile(x, w, batch, head, here)
-        finish_tile(x, w, batch, head, here, output, logsumexp)
+        count = min(TOGETHER, last - item, tiles - tile)
+        low, high = x.keys, 0
+        for t in range(count):
+            own = tile_room(x, w, t)
+            start_tile(x, own, batch, head, tile + t)
+            low, high = min(low, own.reach[REACH_LOW]), max(high, own.reach[REACH_HIGH])
+        # Blocks begin at whole multiples: what a tile gets does not depend on those that it shares them with.
+        for block in range(low // BLOCK * BLOCK, high, BLOCK):
+            attend_block(x, w, batch, head, count, block, min(BLOCK, high - block))
+        for t in range(count):
+            finish_tile(x, tile_room(x, w, t), batch, head)
+        item += count
 
 
 @part
-def attend_tile(x, w, batch, head, here):
-    """Sum over all keys that w.queries[:here] see: w.output and the lanes TOP and TOTAL."""
-    rows = len(w.queries)
-    low, high, full_low, full_high = load_queries(x, w, batch, head)
-    fill(w.lanes, TOP, OLD_TOP + 1, -np.inf)
-    fill(w.lanes, TOTAL, TOTAL + 1, 0.0)
-    fill(w.output, 0, w.output.shape[0], 0.0)
-    scores, change, total = (
-        pointer(w.scores, 0),
-        pointer(w.lanes, CHANGE * rows),
-        pointer(w.lanes, TOTAL * rows),
-    )
-    top, old_top = pointer(w.lanes, TOP * rows), pointer(w.lanes, OLD_TOP * rows)
-    natural = is_natural(x)
-    for first in range(low, high, BLOCK):
-        keys = min(BLOCK, high - first)
-        shown = score_keys(x, w, batch, head, here, first, keys, full_low, full_high)
-        if shown == HIDDEN:
+def start_tile(x, w, batch, head, tile):
+    """Load its queries; nothing is summed yet."""
+    load_queries(x, w, batch, head, take_tile(x, w, tile))
+    fill(pointer(w.lanes, TOP * x.rows), x.rows, -np.inf)
+    fill(pointer(w.lanes, OLD_TOP * x.rows), x.rows, -np.inf)
+    fill(pointer(w.lanes, TOTAL * x.rows), x.rows, 0.0)
+    fill(w.output, columns(x) * x.rows, 0.0)
+
+
+@part
+def attend_block(x, room, batch, head, count, block, keys):
+    """Add a block of keys and values to each of the tiles: to their output and the lanes TOP and TOTAL.
+
+    Keys and values are fetched once, if any tile sees some of them: each skips what none of its own queries sees.
+    """
+    key, key_step, keys_there = room.key, 0, False
+    value, value_step, values_there = room.value, 0, False
+    finite, finite_known = True, False
+    for t in range(count):
+        w = tile_room(x, room, t)
+        begin = max(0, w.reach[REACH_LOW] - block) // x.micro * x.micro
+        some = min(keys, w.reach[REACH_HIGH] - block) - begin
+        if some <= 0:
             continue
+        first = block + begin
+        shown, marked = look(x, w, batch, head, first, some)
+        if marked == HIDDEN:
+            continue
+        if not keys_there:
+            key, key_step = keys_of(x, w, batch, head, block, keys)
+            keys_there = True
+        if not values_there:
+            value, value_step = values_of(x, w, batch, head, block, keys)
+            values_there = True
+        own_key, own_value = pointer(key, begin * key_step), pointer(value, begin * value_step)
+        shown = score_keys(x, w, batch, head, first, some, own_key, key_step, own_value, value_step, shown, marked)
+        if shown != WHOLLY and not finite_known:
+            finite, finite_known = values_finite(x, value, value_step, keys), True
         # A hidden value, times its weight of 0, is nothing: but only if it is finite.
-        careful = shown != WHOLLY and not values_finite(x, w, batch, head, first, keys)
+        careful = shown != WHOLLY and not finite
         if careful:
-            mark_visible(w, keys)
-        padded = (keys + x.micro - 1) // x.micro * x.micro
-        if natural:
-            exp_tile(scores, padded, old_top, top, total, change)
-        else:
-            exp2_tile(scores, padded, old_top, top, total, change)
+            mark_visible(x, w, some)
+        to_weights(x, w, whole_micro(x, some))
         if careful:
-            mix_visible(x, w, batch, head, first, keys)
+            mix_visible(x, w, batch, head, first, some)
+            values_there = False
         else:
-            mix_values(x, w, batch, head, first, keys)
+            mix_values(x, w, own_value, value_step, some)
 
 
 @step
-def mix_values(x, w, batch, head, first, keys):
-    """w.output = w.output*CHANGE + values, weighted by w.scores: read in place if they can be, else from a copy."""
-    rows, columns, scores = len(w.queries), w.output.shape[0], pointer(w.scores, 0)
-    value, step = pointer(w.value, 0), columns
-    if in_place(x.value, w.scores) and columns == x.value_dim:
-        offset = x.value.offset[batch] + head // x.group * x.value.steps[0] + first * x.value.steps[1]
-        value, step = address_of(x.value.address, offset, w.scores), x.value.steps[1]
+def to_weights(x, w, keys):
+    """w.scores from scores to weights against the new TOP; TOTAL and CHANGE follow."""
+    change, total = pointer(w.lanes, CHANGE * x.rows), pointer(w.lanes, TOTAL * x.rows)
+    top, old_top = pointer(w.lanes, TOP * x.rows), pointer(w.lanes, OLD_TOP * x.rows)
+    if is_natural(x):
+        exp_tile(w.scores, keys, old_top, top, total, change)
     else:
-        copy_rows(x.value, batch, head // x.group, first, keys, x.value_dim, w.value)
-    for i in range(0, columns, x.micro):
-        mix_tile(value, i, step, scores, pointer(w.output, i * rows), keys, pointer(w.lanes, CHANGE * rows))
+        exp2_tile(w.scores, keys, old_top, top, total, change)
 
 
 @step
-def values_finite(x, w, batch, head, first, keys):
-    """Whether a tile's values are all finite."""
-    copied = not in_place(x.value, w.scores)
-    if copied:
-        copy_rows(x.value, batch, head // x.group, first, keys, x.value_dim, w.value)
-    offset = x.value.offset[batch] + head // x.group * x.value.steps[0] + first * x.value.steps[1]
+def values_of(x, w, batch, head, first, keys):
+    """(pointer, step) of a block of values: where they lie, if they can be read there, else a copy."""
+    if in_place(x.value, w.value) and columns(x) == x.value_dim:
+        return address_of(x.value.address, place_of(x.value, batch, head // x.group, first), w.value), x.value.steps[1]
+    copy_rows(x.value, batch, head // x.group, first, keys, x.value_dim, w.value, columns(x))
+    return w.value, columns(x)
+
+
+@step
+def mix_values(x, w, value, step, keys):
+    """w.output = w.output*CHANGE + values, weighted by w.scores."""
+    for i in range(0, columns(x), x.micro):
+        mix_tile(value, i, step, w.scores, pointer(w.output, i * x.rows), keys, pointer(w.lanes, CHANGE * x.rows))
+
+
+@step
+def values_finite(x, value, step, keys):
+    """Whether a block's values are all finite."""
     all_finite = True
     for j in range(keys):
-        there = address_of(x.value.address, offset + j * x.value.steps[1], w.scores)
-        row = pointer(w.value, j * w.value.shape[1]) if copied else there
-        all_finite = all_finite and finite_row(row, x.value_dim)
+        all_finite = all_finite and finite_row(pointer(value, j * step), x.value_dim)
     return all_finite
 
 
 @step
-def mark_visible(w, keys):
+def mark_visible(x, w, keys):
     """Remember, before scores become weights, which cells are hidden (-inf)."""
-    for j in range(keys):
-        for r in range(len(w.queries)):
-            w.visible[0, j, r] = w.scores[j, r] != -np.inf
+    for i in range(keys * x.rows):
+        w.visible[i] = w.scores[i] != -np.inf
 
 
 @step
 def mix_visible(x, w, batch, head, first, keys):
     """As mix_values, for tiles in which a hidden value is NaN or infinite: finite values as ever, then the strange ones
     for the rows that see them. So what is hidden changes not even the last bit."""
-    copy_finite(x.value, batch, head // x.group, first, keys, x.value_dim, w.value)
-    rows, columns = len(w.queries), w.output.shape[0]
-    scores, change = pointer(w.scores, 0), pointer(w.lanes, CHANGE * rows)
-    for i in range(0, columns, x.micro):
-        mix_tile(pointer(w.value, 0), i, columns, scores, pointer(w.output, i * rows), keys, change)
+    copy_finite(x.value, batch, head // x.group, first, keys, x.value_dim, w.value, columns(x))
+    mix_values(x, w, w.value, columns(x), keys)
     step = x.value.steps[2]
     for j in range(keys):
         row = row_of(x.value, batch, head // x.group, first + j)
         for i in range(x.value_dim):
             number = widen(row[i * step])
-            if not np.isfinite(number):
-                for r in range(rows):
-                    if w.visible[0, j, r]:
-                        w.output[i, r] += w.scores[j, r] * number
+            if not math.isfinite(number):
+                for r in range(x.rows):
+                    if w.visible[j * x.rows + r]:
+                        w.output[i * x.rows + r] += w.scores[j * x.rows + r] * number
 
 
 @step
-def finish_tile(x, w, batch, head, here, output, logsumexp):
+def finish_tile(x, w, batch, head):
     """Let the sink join, divide by the total, and write the results."""
-    rows = len(w.queries)
-    for r in range(rows):
-        top, total = np.float64(w.lanes[TOP, r]), np.float64(w.lanes[TOTAL, r])
+    for r in range(x.rows):
+        top, total = np.float64(w.lanes[TOP * x.rows + r]), np.float64(w.lanes[TOTAL * x.rows + r])
         share = 1.0
-        if x.sinks.size:
-            sink = x.sinks[head] / x.unit
+        if x.sinks:
+            sink = address_of(x.sinks, head, FLOAT64)[0] / x.unit
             highest = max(top, sink)
             if highest > -np.inf:
                 share = math.exp((top - highest) * x.unit)
                 total = total * share + math.exp((sink - highest) * x.unit)
                 top = highest
-        log = row_of(logsumexp, batch, head, w.queries[r])
+        log = row_of(x.logsumexp, batch, head, w.queries[r])
         log[0], log[1] = (-np.inf, 0.0) if total == 0.0 else (top, math.log(total))
-        w.lanes[FACTOR, r] = 0.0 if total == 0.0 else share / total
+        w.lanes[FACTOR * x.rows + r] = 0.0 if total == 0.0 else share / total
     done = x.value_dim // x.lanes * x.lanes
-    factor, step = pointer(w.lanes, FACTOR * rows), output.steps[1]
-    place = row_of(output, batch, head, 0)
-    turn_out(pointer(w.output, 0), factor, pointer(w.queries, 0), place, step, done)
-    for r in range(here):
-        out = row_of(output, batch, head, w.queries[r])
+    factor, step = pointer(w.lanes, FACTOR * x.rows), x.output.steps[1]
+    turn_out(w.output, factor, w.queries, row_of(x.output, batch, head, 0), step, done)
+    for r in range(w.reach[HERE]):
+        out = row_of(x.output, batch, head, w.queries[r])
         for i in range(done, x.value_dim):
-            out[i] = w.output[i, r] * w.lanes[FACTOR, r]
+            out[i] = w.output[i * x.rows + r] * w.lanes[FACTOR * x.rows + r]

@@ -5,51 +5,66 @@ Nothing but a few numbers a row is kept. Definitions: ``clearhead.measures``.
 
 import numpy as np
 
+from clearhead.kernels.arguments import COMPUTED, unpack
 from clearhead.kernels.cache import kernel
 from clearhead.kernels.microkernels import fold_tile
-from clearhead.kernels.tiles import BLOCK, FOLDS, TOP, fill, load_queries, row_of, score_keys, take_tile
+from clearhead.kernels.tiles import (
+    FOLDS,
+    REACH_HIGH,
+    REACH_LOW,
+    TOP,
+    fill,
+    load_queries,
+    room,
+    row_of,
+    take_tile,
+)
 from clearhead.kernels.vectors import LN2, pointer
-from clearhead.kernels.visible import HIDDEN
-from clearhead.kernels.weights import load_logsumexp, to_weights
+from clearhead.kernels.visible import BLOCK
+from clearhead.kernels.weights import load_logsumexp, weigh_block
 
 ENTROPY, DISTANCE, SINK, PREVIOUS, SELF, SEES = range(6)  # the last: 1 if the row sees anything, else 0
 MEASURES = 6
 
 
 @kernel
-def measure_rows(x, w, first_item, last_item, logsumexp, sink, aligned, out):
-    """Work items as in ``forward.attend``. out : (batch, heads, queries, MEASURES), float64, zeros before.
+def measure_rows(numbers, likes, places, first_item, last_item, sink, aligned):
+    """Work items as in ``forward.attend``, whose x.logsumexp this reads.
+
+    Adds to x.output (batch, heads, queries, MEASURES), float64.
 
     sink : how many first keys count as the sink. Query i stands at key i + aligned.
     """
-    rows = len(w.queries)
+    x, w = unpack(pointer(numbers, 0), likes), room(places, likes[COMPUTED])
+    rows = x.rows
     tiles = (x.queries + rows - 1) // rows
     for item in range(first_item, last_item):
         sequence = item // tiles
         batch, head = sequence // x.heads, sequence % x.heads
         here = take_tile(x, w, item % tiles)
-        low, high, full_low, full_high = load_queries(x, w, batch, head)
-        load_logsumexp(x, w, batch, head, here, logsumexp)
-        fill(w.lanes, TOP, TOP + 1, -np.inf)
-        for first in range(low, high, BLOCK):
-            keys = min(BLOCK, high - first)
-            if score_keys(x, w, batch, head, here, first, keys, full_low, full_high) == HIDDEN:
+        load_queries(x, w, batch, head, here)
+        load_logsumexp(x, w, batch, head, here)
+        fill(pointer(w.lanes, TOP * rows), rows, -np.inf)
+        for first in range(w.reach[REACH_LOW], w.reach[REACH_HIGH], BLOCK):
+            keys = min(BLOCK, w.reach[REACH_HIGH] - first)
+            if not weigh_block(x, w, batch, head, first, keys):
                 continue
-            to_weights(x, w, keys)
-            fill(w.lanes, FOLDS, FOLDS + 3, 0.0)
-            fold_tile(pointer(w.scores, 0), pointer(w.extra, 0), keys, pointer(w.lanes, FOLDS * rows))
+            fill(pointer(w.lanes, FOLDS * rows), 3 * rows, 0.0)
+            fold_tile(w.scores, w.extra, keys, pointer(w.lanes, FOLDS * rows))
+            bits, places = pointer(w.lanes, FOLDS * rows), pointer(w.lanes, (FOLDS + 1) * rows)
+            mass = pointer(w.lanes, (FOLDS + 2) * rows)
             for r in range(here):
-                measured = row_of(out, batch, head, w.queries[r])
+                measured, weights = row_of(x.output, batch, head, w.queries[r]), pointer(w.scores, r)
                 place = w.queries[r] + aligned - first  # of this query, counted from the tile's first key
-                measured[ENTROPY] += w.lanes[FOLDS, r] * LN2
-                measured[DISTANCE] += w.lanes[FOLDS + 2, r] * float(place) - w.lanes[FOLDS + 1, r]
+                measured[ENTROPY] += bits[r] * LN2
+                measured[DISTANCE] += mass[r] * float(place) - places[r]
                 for j in range(min(keys, sink - first)):
-                    measured[SINK] += w.scores[j, r]
+                    measured[SINK] += weights[j * rows]
                 if 1 <= place <= keys:
-                    measured[PREVIOUS] += w.scores[place - 1, r]
+                    measured[PREVIOUS] += weights[(place - 1) * rows]
                 if 0 <= place < keys:
-                    measured[SELF] += w.scores[place, r]
+                    measured[SELF] += weights[place * rows]
         for r in range(here):
-            measured = row_of(out, batch, head, w.queries[r])
+            measured = row_of(x.output, batch, head, w.queries[r])
             # A row of NaN has no largest score, but it does see something.
-            measured[SEES] = w.lanes[TOP, r] > -np.inf or measured[ENTROPY] != measured[ENTROPY]
+            measured[SEES] = w.lanes[TOP * rows + r] > -np.inf or measured[ENTROPY] != measured[ENTROPY]

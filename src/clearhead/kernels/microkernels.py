@@ -65,19 +65,24 @@ def turn_out(typingctx, tile, factor, queries, out, step, dim):
 
 
 @intrinsic
-def score_tile(typingctx, key, stride, query, scores, dim, keys, top):
+def score_tile(typingctx, key, stride, value, value_stride, query, scores, dim, keys, top):
     """scores[keys, rows] = key[keys, dim] @ query[dim, rows]; top[rows] = max(top, scores).
 
-    keys is a multiple of the micro-tile's. One micro-tile's scores fill the accumulators over the whole of dim.
+    keys is a multiple of the micro-tile's. One micro-tile's scores fill the accumulators over the whole of dim. In as
+    many parts as there are rows to be used next, keys and these keys' values, a row is asked for, line by line.
     """
 
     def generate(context, b, signature, arguments):
-        key, stride, query, scores, dim, keys, top = arguments
+        key, stride, value, value_stride, query, scores, dim, keys, top = arguments
         v = Vectors(b, signature.args[0].dtype)
+        count, parts = ir.Constant(i64, v.keys), ir.Constant(i64, 2 * v.keys)
+        part = b.sdiv(dim, parts)  # steps of dim in each, which asks for parts numbers at each: a line, of float32
 
         def some_keys(t, running):
-            first = b.mul(t, ir.Constant(i64, v.keys))
+            first = b.mul(t, count)
             rows = [at(b, key, b.mul(stride, b.add(first, ir.Constant(i64, r)))) for r in range(v.keys)]
+            next_keys = at(b, key, b.mul(stride, b.add(first, count)))
+            values = at(b, value, b.mul(value_stride, first))
 
             def one_dim(i, accumulators):
                 q = v.load_all(v.row(query, i))
@@ -87,17 +92,31 @@ def score_tile(typingctx, key, stride, query, scores, dim, keys, top):
                     out += [v.fma(k, q[c], accumulators[r * v.count + c]) for c in range(v.count)]
                 return out
 
-            s = loop(b, dim, [v.const(0.0)] * (v.keys * v.count), one_dim)
+            def some_dims(n, accumulators):
+                late = b.icmp_signed(">=", n, count)
+                key_row, value_row = b.mul(n, stride), b.mul(b.sub(n, count), value_stride)
+                ahead = b.select(late, b.gep(values, [value_row]), b.gep(next_keys, [key_row]))
+                begin = b.mul(n, part)
+
+                def step(i, accumulators):
+                    v.prefetch(b.gep(ahead, [b.mul(i, parts)]), 0)
+                    return one_dim(b.add(begin, i), accumulators)
+
+                return loop(b, part, accumulators, step)
+
+            s = loop(b, parts, [v.const(0.0)] * (v.keys * v.count), some_dims)
+            done = b.mul(part, parts)
+            s = loop(b, b.sub(dim, done), s, lambda i, accumulators: one_dim(b.add(done, i), accumulators))
             for r in range(v.keys):
                 row = s[r * v.count : (r + 1) * v.count]
                 v.store_all(row, at(b, v.row(scores, first), r * v.rows))
                 running = [v.max(x, m) for x, m in zip(row, running, strict=True)]
             return running
 
-        v.store_all(loop(b, b.sdiv(keys, ir.Constant(i64, v.keys)), v.load_all(top), some_keys), top)
+        v.store_all(loop(b, b.sdiv(keys, count), v.load_all(top), some_keys), top)
         return context.get_dummy_value()
 
-    return void(key, index, query, scores, index, index, top), generate
+    return void(key, index, key, index, query, scores, index, index, top), generate
 
 
 @intrinsic
@@ -108,23 +127,23 @@ def additive_tile(typingctx, key, stride, query, vector, scores, hidden, keys):
         key, stride, query, vector, scores, hidden, keys = arguments
         v = Vectors(b, signature.args[0].dtype)
 
-        def two_keys(t, _):
-            first = b.mul(t, ir.Constant(i64, 2))
-            rows = [at(b, key, b.mul(stride, b.add(first, ir.Constant(i64, r)))) for r in range(2)]
+        def some_keys(t, _):
+            first = b.mul(t, ir.Constant(i64, v.at_once))
+            rows = [at(b, key, b.mul(stride, b.add(first, ir.Constant(i64, r)))) for r in range(v.at_once)]
 
             def one_hidden(i, sums):
                 q, weight, out = v.load_all(v.row(query, i)), v.splat(b.load(at(b, vector, i))), []
-                for r in range(2):
-                    k = v.splat(b.load(at(b, rows[r], i)))
+                for r, row in enumerate(rows):
+                    k = v.splat(b.load(at(b, row, i)))
                     out += [v.fma(weight, v.tanh(b.fadd(x, k)), sums[r * v.count + c]) for c, x in enumerate(q)]
                 return out
 
-            s = loop(b, hidden, [v.const(0.0)] * (2 * v.count), one_hidden)
-            for r in range(2):
+            s = loop(b, hidden, [v.const(0.0)] * (v.at_once * v.count), one_hidden)
+            for r in range(v.at_once):
                 v.store_all(s[r * v.count : (r + 1) * v.count], at(b, v.row(scores, first), r * v.rows))
             return []
 
-        loop(b, b.sdiv(keys, ir.Constant(i64, 2)), [], two_keys)
+        loop(b, b.sdiv(keys, ir.Constant(i64, v.at_once)), [], some_keys)
         return context.get_dummy_value()
 
     return void(key, index, query, query, scores, index, index), generate
@@ -145,16 +164,16 @@ def _exp_tile(natural):
             def power(difference):
                 return v.exp2(b.fmul(difference, v.const(LOG2E)) if natural else difference)
 
-            def two_keys(i, sums):
+            def some_keys(i, sums):
                 sums = list(sums)
-                for r in range(2):
-                    row = at(b, v.row(scores, b.mul(i, ir.Constant(i64, 2))), r * v.rows)
+                for r in range(v.at_once):
+                    row = at(b, v.row(scores, b.mul(i, ir.Constant(i64, v.at_once))), r * v.rows)
                     weights = [power(b.fsub(s, m)) for s, m in zip(v.load_all(row), base, strict=True)]
                     v.store_all(weights, row)
                     sums = [b.fadd(a, w) for a, w in zip(sums, weights, strict=True)]
                 return sums
 
-            sums = loop(b, b.sdiv(keys, ir.Constant(i64, 2)), [v.const(0.0)] * v.count, two_keys)
+            sums = loop(b, b.sdiv(keys, ir.Constant(i64, v.at_once)), [v.const(0.0)] * v.count, some_keys)
             factors = [power(b.fsub(o, m)) for o, m in zip(v.load_all(old_top), base, strict=True)]
             v.store_all([v.fma(t, c, s) for t, c, s in zip(v.load_all(total), factors, sums, strict=True)], total)
             v.store_all(new, old_top)

@@ -40,7 +40,7 @@ def share(work: Callable[[int, int], None], items: int, grain: int = 1) -> None:
     are waited for, and the error comes out here.
     """
     shares = -(-items // grain)
-    helpers = min(get_num_threads(), shares) - 1
+    helpers = min(get_num_threads(), shares) - 1 if shares > 1 else 0
     if helpers <= 0:
         for first in range(0, items, grain):
             work(first, min(first + grain, items))

@@ -1,9 +1,10 @@
 """One tile of scores, shared by every kernel: pick up the queries, score them with some keys, hide what is hidden.
 
-``Inputs`` is the problem as places and numbers; ``Scratch`` what a thread works in, 0.2 MB at dim 64.
+``Arguments`` say what the problem is, ``Scratch`` what a thread works in, 0.23 MB at dim 64.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,124 +14,150 @@ from clearhead.kernels.cache import part, step
 from clearhead.kernels.microkernels import additive_tile, score_tile, turn_in
 from clearhead.kernels.modify import add_tile, cap_tile, hide_outside, hide_tile, slope_tile, top_tile
 from clearhead.kernels.target import host
-from clearhead.kernels.vectors import LOG2E, address_of, call_at, pointer, widen
-from clearhead.kernels.visible import HIDDEN, PARTLY, WHOLLY, run_program
+from clearhead.kernels.vectors import LOG2E, address_of, call_at, holds, largest, number_for, pointer, widen
+from clearhead.kernels.visible import BLOCK, PARTLY, WHOLLY, run_program
 
-BLOCK = 128  # keys in a tile: with 48 queries, scores take 24 KB and stay in the first-level cache
-
-
-class Strided(NamedTuple):
-    """An array (batch, a, b, c) of any strides, as the kernels see it: one type for every memory layout.
-
-    Element (n, i, j, k) lies ``offset[n] + i*steps[0] + j*steps[1] + k*steps[2]`` elements from ``address``.
-    ``like`` is an array of one element of its type: float32, float64, bool, int64, or 16 bits as uint16 (bfloat16) and
-    int16 (float16). ``size`` 0: there is none.
-    """
-
-    like: NDArray[Any]
-    address: int
-    offset: NDArray[np.int64]
-    steps: tuple[int, int, int]
-    size: int
-
-
-class Inputs(NamedTuple):
-    """A problem in the kernels' terms. What is optional has size 0, a softcap of 0 is none.
-
-    query, key, value : (batch, heads, tokens, dim). start, stop : (batch, heads, queries, 1), the first visible key and
-    one past the last; (0, 0) sees nothing. program : the rest of the mask, see ``visible``.
-    bias : (batch, heads, queries, keys). slopes, sinks : (heads,). vector : (dim,), of the additive score, whose
-    projected queries and keys are query and key. function : the address of the user's score function.
-    unit : of scores, in nats: ln 2 where log2(e) can be folded into the query, 1 where scores are bent or added to.
-    scale : of the match. offset : of query 0 among the keys. micro : keys in a micro-tile. lanes : of a vector.
-    """
-
-    query: Strided
-    key: Strided
-    value: Strided
-    start: Strided
-    stop: Strided
-    program: NDArray[np.int64]
-    bias: Strided
-    slopes: NDArray[np.float64]
-    sinks: NDArray[np.float64]
-    vector: NDArray[Any]
-    function: int
-    unit: float
-    scale: float
-    softcap: float
-    offset: int
-    heads: int
-    group: int
-    queries: int
-    keys: int
-    dim: int
-    value_dim: int
-    micro: int
-    lanes: int
+# Tiles of queries that meet each block of keys together. Keys and values that exceed the second-level cache are then
+# fetched from the third, and converted from 16 bits, a fourth as often: with 4,096 keys of dim 128, that was a fifth of
+# the time.
+TOGETHER = 4
+INT64, INT32, UINT8, FLOAT64 = np.int64(0), np.int32(0), np.uint8(0), np.float64(0)
 
 
 class Scratch(NamedTuple):
-    """What one thread needs beside the inputs and outputs; tiles are (keys, rows), one query a column."""
+    """What one thread works in, as pointers; tiles are (keys, rows), one query a column."""
 
-    query: NDArray[Any]  # (dim, rows), scaled
-    scores: NDArray[Any]  # (BLOCK, rows)
-    extra: NDArray[Any]  # (BLOCK, rows): bias, or the weights' logarithms
-    output: NDArray[Any]  # (value dim, rows)
-    key: NDArray[Any]  # (BLOCK, dim), where keys cannot be read in place
-    value: NDArray[Any]  # (BLOCK, value dim), likewise
-    lanes: NDArray[Any]  # (11, rows): one number for each query, named below
-    visible: NDArray[np.uint8]  # (depth, BLOCK, rows): the stack of a mask's program
-    shown: NDArray[np.int64]  # (depth,): how much of each entry is visible
-    bounds: NDArray[np.int32]  # (2, rows): start, stop
-    spans: NDArray[np.int64]  # (2, rows): those of a leaf of the program, or ids
-    queries: NDArray[np.int64]  # (rows,): which queries the lanes hold
-    failed: NDArray[np.int64]  # (1,): not 0 once a function of the user's has raised an error
+    query: Any  # (TOGETHER, dim, rows), scaled
+    scores: Any  # (BLOCK, rows)
+    extra: Any  # (BLOCK, rows): bias, or the weights' logarithms
+    output: Any  # (TOGETHER, columns, rows): columns is value dim, made up to whole micro-tiles
+    key: Any  # (BLOCK, dim), where keys cannot be read in place
+    value: Any  # (BLOCK, columns), likewise
+    lanes: Any  # (TOGETHER, LANES, rows): one number for each query, named below
+    visible: Any  # (depth, BLOCK, rows), bytes: the stack of a mask's program
+    shown: Any  # (depth,), int64: how much of each entry is visible
+    bounds: Any  # (TOGETHER, 2, rows), int32: start, stop
+    spans: Any  # (2, rows), int64: those of a leaf of the program, or ids
+    queries: Any  # (TOGETHER, rows), int64: which queries the lanes hold
+    reach: Any  # (TOGETHER, 5), int64, named below
+    failed: Any  # (1,), int64: not 0 once a function of the user's has raised an error
 
 
 TOP, OLD_TOP, TOTAL, CHANGE, POSITION, HIGH, LOW, FACTOR, FOLDS = range(9)  # of Scratch.lanes; there are three folds
+LANES = FOLDS + 3
+# Of Scratch.reach. Keys outside low ... high-1 are hidden from all of a tile's queries, keys in full_low ...
+# full_high-1 from none; here is how many queries the tile has.
+REACH_LOW, REACH_HIGH, FULL_LOW, FULL_HIGH, HERE = range(5)
+REACH = HERE + 1
 
 
-def scratch(dtype: DTypeLike, dim: int, value_dim: int, depth: int) -> Scratch:
-    """Room for one thread computing in ``dtype``, with a stack of ``depth``; rows begin on cache lines."""
-    target = host()
-    rows, columns = target.rows(dtype), -(-value_dim // target.keys) * target.keys
-    dim = max(dim, 1)
+@dataclass(frozen=True)
+class Workspace:
+    """One thread's scratch: the addresses of its parts, in the order of ``Scratch``, and what they are in.
 
-    def room(shape: tuple[int, ...], kind: DTypeLike = dtype) -> NDArray[Any]:
-        size = math.prod(shape) * np.dtype(kind).itemsize
-        raw = np.zeros(size + 64, np.uint8)
-        start = -raw.ctypes.data % 64
-        return raw[start : start + size].view(kind).reshape(shape)
+    ``failed`` is an array on the place of that name.
+    """
 
+    places: NDArray[np.int64]
+    failed: NDArray[np.int64]
+    buffer: NDArray[np.uint8]
+
+
+def workspace(dtype: DTypeLike, dim: int, value_dim: int, depth: int) -> Workspace:
+    """Room for one thread computing in ``dtype``, with a stack of ``depth``; each part begins on a cache line."""
+    target, kind = host(), np.dtype(dtype)
+    rows, columns, dim = target.rows(kind), -(-value_dim // target.keys) * target.keys, max(dim, 1)
+    parts = {
+        "query": TOGETHER * dim * rows * kind.itemsize,
+        "scores": BLOCK * rows * kind.itemsize,
+        "extra": BLOCK * rows * kind.itemsize,
+        "output": TOGETHER * columns * rows * kind.itemsize,
+        "key": BLOCK * dim * kind.itemsize,
+        "value": BLOCK * columns * kind.itemsize,
+        "lanes": TOGETHER * LANES * rows * kind.itemsize,
+        "visible": depth * BLOCK * rows,
+        "shown": depth * 8,
+        "bounds": TOGETHER * 2 * rows * 4,
+        "spans": 2 * rows * 8,
+        "queries": TOGETHER * rows * 8,
+        "reach": TOGETHER * REACH * 8,
+        "failed": 8,
+    }
+    buffer = np.zeros(sum(size + 63 for size in parts.values()) + 64, np.uint8)
+    first = buffer.ctypes.data
+    places, place = [], first
+    for name in Scratch._fields:
+        place = -(-place // 64) * 64
+        places.append(place)
+        place += parts[name]
+    failed = buffer[places[-1] - first :][:8].view(np.int64)
+    return Workspace(np.array(places), failed, buffer)
+
+
+@step
+def room(places, like):
+    """A workspace's places as pointers; ``like`` is a number of the type computed in."""
     return Scratch(
-        room((dim, rows)),
-        room((BLOCK, rows)),
-        room((BLOCK, rows)),
-        room((columns, rows)),
-        room((BLOCK, dim)),
-        room((BLOCK, columns)),
-        room((11, rows)),
-        room((depth, BLOCK, rows), np.uint8),
-        room((depth,), np.int64),
-        room((2, rows), np.int32),
-        room((2, rows), np.int64),
-        room((rows,), np.int64),
-        room((1,), np.int64),
+        address_of(places[0], 0, like),
+        address_of(places[1], 0, like),
+        address_of(places[2], 0, like),
+        address_of(places[3], 0, like),
+        address_of(places[4], 0, like),
+        address_of(places[5], 0, like),
+        address_of(places[6], 0, like),
+        address_of(places[7], 0, UINT8),
+        address_of(places[8], 0, INT64),
+        address_of(places[9], 0, INT32),
+        address_of(places[10], 0, INT64),
+        address_of(places[11], 0, INT64),
+        address_of(places[12], 0, INT64),
+        address_of(places[13], 0, INT64),
     )
+
+
+@step
+def tile_room(x, w, t):
+    """The room as tile t of those that work together sees it."""
+    return Scratch(
+        pointer(w.query, t * max(x.dim, 1) * x.rows),
+        w.scores,
+        w.extra,
+        pointer(w.output, t * columns(x) * x.rows),
+        w.key,
+        w.value,
+        pointer(w.lanes, t * LANES * x.rows),
+        w.visible,
+        w.shown,
+        pointer(w.bounds, t * 2 * x.rows),
+        w.spans,
+        pointer(w.queries, t * x.rows),
+        pointer(w.reach, t * REACH),
+        w.failed,
+    )
+
+
+@step
+def columns(x):
+    """The value's dim, made up to whole micro-tiles."""
+    return (x.value_dim + x.micro - 1) // x.micro * x.micro
+
+
+@step
+def place_of(array, batch, first, second):
+    """How many elements from the array's address (batch, first, second, 0) lies."""
+    return address_of(array.offsets, batch, INT64)[0] + first * array.steps[0] + second * array.steps[1]
 
 
 @step
 def row_of(array, batch, first, second):
     """A pointer to element (batch, first, second, 0)."""
-    offset = array.offset[batch] + first * array.steps[0] + second * array.steps[1]
-    return address_of(array.address, offset, array.like)
+    return address_of(array.address, place_of(array, batch, first, second), array.like)
 
 
 @step
-def in_place(array, stored_like):
+def in_place(array, computed):
     """Whether its rows can be read as they lie: elements side by side, in the type that is computed in."""
-    return array.like.itemsize == stored_like.itemsize and array.steps[2] == 1
+    return holds(array.like, computed) and array.steps[2] == 1
 
 
 @step
@@ -140,139 +167,151 @@ def is_natural(x):
 
 
 @step
+def whole_micro(x, keys):
+    """This many keys, made up to whole micro-tiles."""
+    return (keys + x.micro - 1) // x.micro * x.micro
+
+
+@step
 def take_tile(x, w, tile):
     """w.queries = the queries of this tile; how many. Lanes beyond them repeat the last one, and give what it gives."""
-    rows = len(w.queries)
-    here = min(rows, x.queries - tile * rows)
-    for r in range(rows):
-        w.queries[r] = tile * rows + min(r, here - 1)
+    here = min(x.rows, x.queries - tile * x.rows)
+    for r in range(x.rows):
+        w.queries[r] = tile * x.rows + min(r, here - 1)
     return here
 
 
 @step
-def load_queries(x, w, batch, head):
-    """Put w.queries into the lanes, transposed and scaled, with the keys each may see.
-
-    Returns (low, high, full_low, full_high): keys outside low ... high-1 are hidden from all of them, keys in
-    full_low ... full_high-1 from none.
-    """
-    rows, step, inner = len(w.queries), x.query.steps[1], x.query.steps[2]
-    scale = 1.0 if x.vector.size else x.scale if is_natural(x) else x.scale * LOG2E
-    factor = w.scores.dtype.type(scale)
+def load_queries(x, w, batch, head, here):
+    """Put w.queries into the lanes, transposed and scaled, with the keys each may see; w.reach is what all see."""
+    step, inner = x.query.steps[1], x.query.steps[2]
+    scale = 1.0 if x.vector else x.scale if is_natural(x) else x.scale * LOG2E
+    factor = number_for(w.query, scale)
     done = 0
     if inner == 1:
         done = x.dim // x.lanes * x.lanes
         place = row_of(x.query, batch, head, 0)
-        turn_in(place, step, pointer(w.queries, 0), pointer(w.query, 0), done, factor)
+        turn_in(place, step, w.queries, w.query, done, factor)
     if x.dim == 0:
-        fill(w.query, 0, 1, 0.0)
+        fill(w.query, x.rows, 0.0)
     low, high, full_low, full_high = x.keys, 0, 0, x.keys
-    for r in range(rows):
+    for r in range(x.rows):
         i = w.queries[r]
         row = row_of(x.query, batch, head, i)
         for d in range(done, x.dim):
-            w.query[d, r] = widen(row[d * inner]) * factor
+            w.query[d * x.rows + r] = widen(row[d * inner]) * factor
         start, stop = row_of(x.start, batch, head, i)[0], row_of(x.stop, batch, head, i)[0]
-        w.bounds[0, r], w.bounds[1, r] = start, stop
-        w.lanes[POSITION, r] = i + x.offset
+        w.bounds[r], w.bounds[x.rows + r] = start, stop
+        w.lanes[POSITION * x.rows + r] = i + x.offset
         if stop > start:
             low, high = min(low, start), max(high, stop)
         full_low, full_high = max(full_low, start), min(full_high, stop)
-    return low, high, full_low, full_high
+    w.reach[REACH_LOW], w.reach[REACH_HIGH] = low, high
+    w.reach[FULL_LOW], w.reach[FULL_HIGH] = full_low, full_high
+    w.reach[HERE] = here
+
+
+@step
+def look(x, w, batch, head, first, keys):
+    """How much of this tile is visible, keys first ... first+keys-1: (by its runs of keys, by the mask's program)."""
+    padded = whole_micro(x, keys)
+    shown = WHOLLY if first >= w.reach[FULL_LOW] and first + padded <= w.reach[FULL_HIGH] else PARTLY
+    marked = WHOLLY
+    if x.program:
+        marked = run_program(x, w, batch, head, first, keys)
+    return shown, marked
+
+
+@step
+def keys_of(x, w, batch, head, first, keys):
+    """(pointer, step) of a block of keys: where they lie, if they can be read there, else a copy; whole micro-tiles."""
+    padded = whole_micro(x, keys)
+    if in_place(x.key, w.key) and x.dim > 0 and first + padded <= x.keys:
+        return address_of(x.key.address, place_of(x.key, batch, head // x.group, first), w.key), x.key.steps[1]
+    width = max(x.dim, 1)
+    copy_rows(x.key, batch, head // x.group, first, keys, x.dim, w.key, width)
+    begin = 0 if x.dim == 0 else keys
+    fill(pointer(w.key, begin * width), (padded - begin) * width, 0.0)
+    return w.key, width
 
 
 @part
-def score_keys(x, w, batch, head, here, first, keys, full_low, full_high):
-    """Scores of the loaded queries with keys first ... first+keys-1, raising TOP; how much of the tile is visible.
+def score_keys(x, w, batch, head, first, keys, key, step, value, value_step, shown, marked):
+    """Scores of the loaded queries with these keys, raising TOP, where ``look`` has been before.
 
-    w.scores then holds -inf where a key is hidden; where the result is HIDDEN it holds nothing.
+    w.scores then holds -inf where a key is hidden. Returns whether all are visible: WHOLLY or PARTLY.
     """
-    rows = len(w.queries)
-    padded = (keys + x.micro - 1) // x.micro * x.micro
-    marked = WHOLLY
-    shown = WHOLLY if first >= full_low and first + padded <= full_high else PARTLY
-    if x.program.size:
-        marked = run_program(x.program, w, batch, head, here, first, keys)
-        if marked == HIDDEN:
-            return HIDDEN
-        shown = min(shown, marked)
+    padded = whole_micro(x, keys)
+    shown = min(shown, marked)
     direct = shown == WHOLLY and not is_natural(x)
-    top, scores = pointer(w.lanes, TOP * rows), pointer(w.scores, 0)
+    top, scores = pointer(w.lanes, TOP * x.rows), w.scores
     # Scores that will still change raise a top that nobody reads.
-    raised = top if direct else pointer(w.lanes, CHANGE * rows)
-    where, step = pointer(w.key, 0), w.key.shape[1]
-    if in_place(x.key, w.scores) and x.dim > 0 and first + padded <= x.keys:
-        offset = x.key.offset[batch] + head // x.group * x.key.steps[0] + first * x.key.steps[1]
-        where, step = address_of(x.key.address, offset, w.scores), x.key.steps[1]
+    raised = top if direct else pointer(w.lanes, CHANGE * x.rows)
+    if x.vector:
+        additive_tile(key, step, w.query, address_of(x.vector, 0, w.query), scores, x.dim, padded)
     else:
-        copy_rows(x.key, batch, head // x.group, first, keys, x.dim, w.key)
-        fill(w.key, 0 if x.dim == 0 else keys, padded, 0.0)
-    if x.vector.size:
-        additive_tile(where, step, pointer(w.query, 0), pointer(x.vector, 0), scores, x.dim, padded)
-    else:
-        score_tile(where, step, pointer(w.query, 0), scores, max(x.dim, 1), padded, raised)
+        score_tile(key, step, value, value_step, w.query, scores, max(x.dim, 1), padded, raised)
     if direct:
         return WHOLLY
     if x.softcap > 0:
-        cap_tile(scores, padded, w.scores.dtype.type(x.softcap))
+        cap_tile(scores, padded, number_for(scores, x.softcap))
     if x.bias.size:
         gather_bias(x, w, batch, head, first, keys)
-        add_tile(scores, padded, pointer(w.extra, 0))
-    if x.slopes.size:
-        slope = w.scores.dtype.type(x.slopes[head])
-        slope_tile(scores, padded, first, pointer(w.lanes, POSITION * rows), slope)
-    if x.function and call_at(x.function, scores, rows, pointer(w.queries, 0), first, keys, batch, head) != 1:
+        add_tile(scores, padded, w.extra)
+    if x.slopes:
+        slope = number_for(scores, address_of(x.slopes, head, FLOAT64)[0])
+        slope_tile(scores, padded, first, pointer(w.lanes, POSITION * x.rows), slope)
+    if x.function and call_at(x.function, scores, x.rows, w.queries, first, keys, batch, head) != 1:
         w.failed[0] = 1
     if shown == PARTLY:
-        hide_outside(scores, padded, first, pointer(w.bounds, 0), pointer(w.bounds, rows))
-        if x.program.size and marked == PARTLY:
-            hide_tile(scores, keys, pointer(w.visible, 0))
+        hide_outside(scores, padded, first, w.bounds, pointer(w.bounds, x.rows))
+        if marked == PARTLY:
+            hide_tile(scores, keys, w.visible)
     top_tile(scores, padded, top)
-    return PARTLY if x.bias.size else shown
+    return PARTLY if x.bias.size or x.function else shown  # they may hide a key by -inf
 
 
 @step
-def fill(array, first, last, value):
-    """array[first:last] = value. (A loop: Numba's slice assignment brings error texts that take seconds to compile.)"""
-    for i in range(first, last):
-        for j in range(array.shape[1]):
-            array[i, j] = value
+def fill(place, count, value):
+    """count numbers from here on = value"""
+    for i in range(count):
+        place[i] = value
 
 
 @step
-def copy_rows(array, batch, head, first, count, dim, out):
-    """out[:count, :dim] = rows first ... first+count-1, as numbers to compute with."""
+def copy_rows(array, batch, head, first, count, dim, out, width):
+    """out[j, :dim] = rows first ... first+count-1, as numbers to compute with; rows of out are ``width`` apart."""
     step = array.steps[2]
     for j in range(count):
-        row = row_of(array, batch, head, first + j)
+        row, to = row_of(array, batch, head, first + j), pointer(out, j * width)
         if step == 1:
             for i in range(dim):
-                out[j, i] = widen(row[i])
+                to[i] = widen(row[i])
         else:
             for i in range(dim):
-                out[j, i] = widen(row[i * step])
+                to[i] = widen(row[i * step])
 
 
 @step
-def copy_finite(array, batch, head, first, count, dim, out):
+def copy_finite(array, batch, head, first, count, dim, out, width):
     """As copy_rows, with 0 for what is not finite."""
     step = array.steps[2]
     for j in range(count):
-        row = row_of(array, batch, head, first + j)
+        row, to = row_of(array, batch, head, first + j), pointer(out, j * width)
         for i in range(dim):
             number = widen(row[i * step])
-            out[j, i] = number if np.isfinite(number) else 0
+            to[i] = number if math.isfinite(number) else 0
 
 
 @step
 def gather_bias(x, w, batch, head, first, keys):
     """The bias's tile, turned likewise. A finite number too large for the type computed in stays finite."""
     step = x.bias.steps[2]
-    limit = np.finfo(w.scores.dtype).max
-    for r in range(len(w.queries)):
+    limit = largest(w.extra)
+    for r in range(x.rows):
         row = row_of(x.bias, batch, head, w.queries[r])
         for j in range(keys):
             number = widen(row[(first + j) * step])
             if -np.inf < number < np.inf:
                 number = min(max(number, -limit), limit)
-            w.extra[j, r] = number
+            w.extra[j * x.rows + r] = number

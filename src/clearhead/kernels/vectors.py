@@ -5,6 +5,7 @@
 lies, and ``widen`` turns a stored number into the type that is computed in.
 """
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -39,6 +40,7 @@ class Vectors:
         self.count = host().vectors
         self.rows = self.lanes * self.count
         self.keys = host().keys
+        self.at_once = max(1, 6 // self.count)  # keys in a turn of loops that need no accumulator for each
         self.registers = host().registers
         self.vector = ir.VectorType(self.scalar, self.lanes)
         self.integer = i64 if wide else i32
@@ -245,12 +247,18 @@ def loop(builder, count, carried, body):
     return phis
 
 
+def _element(kind):
+    """What an array or a pointer holds; a number's own type."""
+    return getattr(kind, "dtype", kind)
+
+
 @intrinsic
 def pointer(typingctx, array, offset):
-    """The address of the element ``offset`` elements after the first of a contiguous array."""
+    """The address of the element ``offset`` elements after the first of a contiguous array, or after a pointer."""
 
     def generate(context, builder, signature, arguments):
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        kind, first = signature.args[0], arguments[0]
+        data = context.make_array(kind)(context, builder, first).data if isinstance(kind, types.Array) else first
         return builder.gep(data, [arguments[1]])
 
     return types.CPointer(array.dtype)(array, types.int64), generate
@@ -258,13 +266,44 @@ def pointer(typingctx, array, offset):
 
 @intrinsic
 def address_of(typingctx, address, offset, like):
-    """The number ``address`` as a pointer to elements of the type of ``like``, ``offset`` elements further."""
+    """The number ``address`` as a pointer to elements of the type of ``like`` (a number, or a pointer to such),
+    ``offset`` elements further."""
+    kind = _element(like)
 
     def generate(context, builder, signature, arguments):
-        kind = context.get_data_type(signature.args[2].dtype).as_pointer()
-        return builder.gep(builder.inttoptr(arguments[0], kind), [arguments[1]])
+        there = context.get_data_type(kind).as_pointer()
+        return builder.gep(builder.inttoptr(arguments[0], there), [arguments[1]])
 
-    return types.CPointer(like.dtype)(types.int64, types.int64, like), generate
+    return types.CPointer(kind)(types.int64, types.int64, like), generate
+
+
+@intrinsic
+def number_for(typingctx, place, number):
+    """A number as the type that a pointer points at."""
+
+    def generate(context, builder, signature, arguments):
+        return context.cast(builder, arguments[1], signature.args[1], signature.return_type)
+
+    return place.dtype(place, number), generate
+
+
+@intrinsic
+def largest(typingctx, place):
+    """The largest finite number of the type that a pointer points at."""
+    kind = place.dtype
+    most = float(np.finfo(str(kind)).max)
+    return kind(place), lambda context, builder, signature, arguments: context.get_constant(kind, most)
+
+
+@intrinsic
+def holds(typingctx, like, place):
+    """Whether a pointer points at numbers of this type: known when compiling."""
+    same = like == place.dtype
+
+    def generate(context, builder, signature, arguments):
+        return context.get_constant(types.boolean, same)
+
+    return types.boolean(like, place), generate
 
 
 @intrinsic

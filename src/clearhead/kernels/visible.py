@@ -15,9 +15,10 @@ import numpy as np
 from clearhead.kernels.cache import part, step
 from clearhead.kernels.vectors import address_of, call_at, pointer
 
+BLOCK = 128  # keys in a tile: with 48 queries, scores take 24 KB and stay in the first-level cache
 HIDDEN, PARTLY, WHOLLY = 0, 1, 2
 INTERVALS, ARRAY, EQUAL, FUNCTION, NOT, BOTH, EITHER = range(7)
-_INT64, _BOOL = np.zeros(1, np.int64), np.zeros(1, np.bool_)
+_INT64, _BOOL = np.int64(0), np.bool_(False)
 
 
 class Leaf(NamedTuple):
@@ -38,62 +39,65 @@ class Leaf(NamedTuple):
 
 
 CODE, ADDRESS, OFFSETS, HEAD, TOKEN, KEY, OTHER_ADDRESS, OTHER_OFFSETS, OTHER_HEAD, OTHER_TOKEN = range(10)
+_COLUMNS = 10
 
 
 @step
-def run_program(program, w, batch, head, here, first, keys):
-    """How much of the tile is visible; where PARTLY, w.visible[0] says which cells."""
-    depth = 0
-    for s in range(program.shape[0]):
-        code = program[s, CODE]
+def run_program(x, w, batch, head, first, keys):
+    """How much of the tile is visible; where PARTLY, the first entry of w.visible says which cells."""
+    depth, size = 0, BLOCK * x.rows  # of an entry
+    for s in range(x.steps):
+        leaf = address_of(x.program, s * _COLUMNS, _INT64)
+        code = leaf[CODE]
         if code == NOT:
-            negate(w, depth - 1, keys)
+            negate(x, w, depth - 1, keys)
         elif code in (BOTH, EITHER):
-            combine(w, depth - 2, depth - 1, keys, code == BOTH)
+            combine(x, w, depth - 2, depth - 1, keys, code == BOTH)
             depth -= 1
         else:
+            seen = pointer(w.visible, depth * size)
             if code == INTERVALS:
-                w.shown[depth] = push_intervals(program, s, w, depth, batch, head, here, first, keys)
+                w.shown[depth] = push_intervals(x, leaf, w, seen, batch, head, first, keys)
             elif code == ARRAY:
-                w.shown[depth] = push_array(program, s, w, depth, batch, head, here, first, keys)
+                w.shown[depth] = push_array(x, leaf, w, seen, batch, head, first, keys)
             elif code == EQUAL:
-                w.shown[depth] = push_equal(program, s, w, depth, batch, head, here, first, keys)
+                w.shown[depth] = push_equal(x, leaf, w, seen, batch, head, first, keys)
             else:
-                place = pointer(w.visible, depth * w.visible.shape[1] * w.visible.shape[2])
-                lanes = len(w.queries)
-                if call_at(program[s, ADDRESS], place, lanes, pointer(w.queries, 0), first, keys, batch, head) != 1:
+                if call_at(leaf[ADDRESS], seen, x.rows, w.queries, first, keys, batch, head) != 1:
                     w.failed[0] = 1
                 w.shown[depth] = PARTLY
             depth += 1
-    if w.shown[0] != PARTLY:
-        return w.shown[0]
-    count = 0
-    for j in range(keys):
-        for r in range(here):
-            count += w.visible[0, j, r]
-    if count == 0:
-        return HIDDEN
-    return WHOLLY if count == keys * here else PARTLY
+    return w.shown[0] if w.shown[0] != PARTLY else how_much(x, w.visible, keys)
 
 
 @step
-def offset_of(program, s, batch, other):
+def how_much(x, seen, keys):
+    """Of a tile of bytes, how much is visible. (Lanes beyond the last query repeat it.)"""
+    count = 0
+    for i in range(keys * x.rows):
+        count += seen[i]
+    if count == 0:
+        return HIDDEN
+    return WHOLLY if count == keys * x.rows else PARTLY
+
+
+@step
+def offset_of(leaf, batch, other):
     """How far this batch entry lies from the leaf's first."""
-    return address_of(program[s, OTHER_OFFSETS if other else OFFSETS], batch, _INT64)[0]
+    return address_of(leaf[OTHER_OFFSETS if other else OFFSETS], batch, _INT64)[0]
 
 
 @part
-def push_intervals(program, s, w, depth, batch, head, here, first, keys):
+def push_intervals(x, leaf, w, seen, batch, head, first, keys):
     """start <= key < stop"""
-    rows = len(w.queries)
-    base = offset_of(program, s, batch, False) + head * program[s, HEAD]
-    other = offset_of(program, s, batch, True) + head * program[s, OTHER_HEAD]
+    base = offset_of(leaf, batch, False) + head * leaf[HEAD]
+    other = offset_of(leaf, batch, True) + head * leaf[OTHER_HEAD]
     low, high, full_low, full_high = first + keys, 0, 0, first + keys
-    for r in range(rows):
+    for r in range(x.rows):
         i = w.queries[r]
-        start = address_of(program[s, ADDRESS], base + i * program[s, TOKEN], _INT64)[0]
-        stop = address_of(program[s, OTHER_ADDRESS], other + i * program[s, OTHER_TOKEN], _INT64)[0]
-        w.spans[0, r], w.spans[1, r] = start, stop
+        start = address_of(leaf[ADDRESS], base + i * leaf[TOKEN], _INT64)[0]
+        stop = address_of(leaf[OTHER_ADDRESS], other + i * leaf[OTHER_TOKEN], _INT64)[0]
+        w.spans[r], w.spans[x.rows + r] = start, stop
         if stop > start:
             low, high = min(low, start), max(high, stop)
         full_low, full_high = max(full_low, start), min(full_high, stop)
@@ -102,59 +106,49 @@ def push_intervals(program, s, w, depth, batch, head, here, first, keys):
     if full_low <= first and full_high >= first + keys:
         return WHOLLY
     for j in range(keys):
-        for r in range(rows):
-            w.visible[depth, j, r] = w.spans[0, r] <= first + j < w.spans[1, r]
+        for r in range(x.rows):
+            seen[j * x.rows + r] = w.spans[r] <= first + j < w.spans[x.rows + r]
     return PARTLY
 
 
 @part
-def push_array(program, s, w, depth, batch, head, here, first, keys):
+def push_array(x, leaf, w, seen, batch, head, first, keys):
     """A boolean array's tile, turned so that queries lie along the lanes."""
-    step = program[s, KEY]
-    base = offset_of(program, s, batch, False) + head * program[s, HEAD] + first * step
-    count = 0
-    for r in range(len(w.queries)):
-        row = address_of(program[s, ADDRESS], base + w.queries[r] * program[s, TOKEN], _BOOL)
+    step = leaf[KEY]
+    base = offset_of(leaf, batch, False) + head * leaf[HEAD] + first * step
+    for r in range(x.rows):
+        row = address_of(leaf[ADDRESS], base + w.queries[r] * leaf[TOKEN], _BOOL)
         for j in range(keys):
-            seen = np.uint8(row[j * step])
-            w.visible[depth, j, r] = seen
-            count += seen
-    if count == 0:
-        return HIDDEN
-    return WHOLLY if count == keys * len(w.queries) else PARTLY
+            seen[j * x.rows + r] = np.uint8(row[j * step])
+    return how_much(x, seen, keys)
 
 
 @part
-def push_equal(program, s, w, depth, batch, head, here, first, keys):
+def push_equal(x, leaf, w, seen, batch, head, first, keys):
     """id of the query == id of the key"""
-    base = offset_of(program, s, batch, False) + head * program[s, HEAD]
-    other = offset_of(program, s, batch, True) + head * program[s, OTHER_HEAD]
-    for r in range(len(w.queries)):
-        w.spans[0, r] = address_of(program[s, ADDRESS], base + w.queries[r] * program[s, TOKEN], _INT64)[0]
-    count = 0
+    base = offset_of(leaf, batch, False) + head * leaf[HEAD]
+    other = offset_of(leaf, batch, True) + head * leaf[OTHER_HEAD]
+    for r in range(x.rows):
+        w.spans[r] = address_of(leaf[ADDRESS], base + w.queries[r] * leaf[TOKEN], _INT64)[0]
     for j in range(keys):
-        key = address_of(program[s, OTHER_ADDRESS], other + (first + j) * program[s, OTHER_TOKEN], _INT64)[0]
-        for r in range(len(w.queries)):
-            seen = np.uint8(w.spans[0, r] == key)
-            w.visible[depth, j, r] = seen
-            count += seen
-    if count == 0:
-        return HIDDEN
-    return WHOLLY if count == keys * len(w.queries) else PARTLY
+        key = address_of(leaf[OTHER_ADDRESS], other + (first + j) * leaf[OTHER_TOKEN], _INT64)[0]
+        for r in range(x.rows):
+            seen[j * x.rows + r] = np.uint8(w.spans[r] == key)
+    return how_much(x, seen, keys)
 
 
 @part
-def negate(w, at, keys):
+def negate(x, w, at, keys):
     """~a"""
     w.shown[at] = 2 - w.shown[at]
     if w.shown[at] == PARTLY:
-        for j in range(keys):
-            for r in range(len(w.queries)):
-                w.visible[at, j, r] = 1 - w.visible[at, j, r]
+        seen = pointer(w.visible, at * BLOCK * x.rows)
+        for i in range(keys * x.rows):
+            seen[i] = 1 - seen[i]
 
 
 @part
-def combine(w, first, second, keys, both):
+def combine(x, w, first, second, keys, both):
     """a & b, or a | b, into the first"""
     one, other = w.shown[first], w.shown[second]
     decided, neutral = (HIDDEN, WHOLLY) if both else (WHOLLY, HIDDEN)
@@ -166,7 +160,6 @@ def combine(w, first, second, keys, both):
     copy = one == neutral
     if not copy:
         w.shown[first] = PARTLY
-    for j in range(keys):
-        for r in range(len(w.queries)):
-            a, b = w.visible[first, j, r], w.visible[second, j, r]
-            w.visible[first, j, r] = b if copy else (a & b if both else a | b)
+    a, b = pointer(w.visible, first * BLOCK * x.rows), pointer(w.visible, second * BLOCK * x.rows)
+    for i in range(keys * x.rows):
+        a[i] = b[i] if copy else (a[i] & b[i] if both else a[i] | b[i])

@@ -5,68 +5,79 @@ Scores are computed by the same code, in the same order of operations, as in the
 
 import numpy as np
 
+from clearhead.kernels.arguments import COMPUTED, unpack
 from clearhead.kernels.cache import kernel, step
 from clearhead.kernels.microkernels import weigh2_tile, weigh_tile
 from clearhead.kernels.tiles import (
-    BLOCK,
     HIGH,
     LOW,
+    REACH_HIGH,
+    REACH_LOW,
     fill,
     is_natural,
+    keys_of,
     load_queries,
+    look,
+    room,
     row_of,
     score_keys,
 )
-from clearhead.kernels.vectors import pointer
-from clearhead.kernels.visible import HIDDEN
+from clearhead.kernels.vectors import number_for, pointer
+from clearhead.kernels.visible import BLOCK, HIDDEN
 
 
 @kernel
-def weigh(x, w, batch, head, queries, low, high, logsumexp, out):
-    """out[row, key - low] = weight of queries[row] on keys low ... high-1; out is zeros before.
+def weigh(numbers, likes, places, batch, head, queries, first_row, last_row, low, high):
+    """x.output[0, 0, row, key - low] = weight of queries[row] on keys low ... high-1, for some of the rows.
 
-    logsumexp : (batch, heads, queries, 2), as ``forward.attend`` leaves it. out : (1, 1, len(queries), high - low).
+    Arguments as in ``forward.attend``, whose x.logsumexp this reads; x.output is zeros before.
     """
-    rows = len(w.queries)
-    for begin in range(0, len(queries), rows):
-        here = min(rows, len(queries) - begin)
+    x, w = unpack(pointer(numbers, 0), likes), room(places, likes[COMPUTED])
+    rows = x.rows
+    for begin in range(first_row, last_row, rows):
+        here = min(rows, last_row - begin)
         for r in range(rows):
             w.queries[r] = queries[begin + min(r, here - 1)]
-        seen_low, seen_high, full_low, full_high = load_queries(x, w, batch, head)
-        load_logsumexp(x, w, batch, head, here, logsumexp)
-        last = min(high, seen_high)
-        for first in range(max(low, seen_low), last, BLOCK):
+        load_queries(x, w, batch, head, here)
+        load_logsumexp(x, w, batch, head, here)
+        last = min(high, w.reach[REACH_HIGH])
+        for first in range(max(low, w.reach[REACH_LOW]), last, BLOCK):
             keys = min(BLOCK, last - first)
-            if score_keys(x, w, batch, head, here, first, keys, full_low, full_high) == HIDDEN:
+            if not weigh_block(x, w, batch, head, first, keys):
                 continue
-            to_weights(x, w, keys)
             for r in range(here):
-                row = row_of(out, 0, 0, begin + r)
+                row = pointer(row_of(x.output, 0, 0, begin + r), first - low)
                 for j in range(keys):
-                    row[first - low + j] = w.scores[j, r]
+                    row[j] = w.scores[j * rows + r]
 
 
 @step
-def load_logsumexp(x, w, batch, head, here, logsumexp):
+def load_logsumexp(x, w, batch, head, here):
     """Each row's logsumexp in the scores' unit, as a high and a low part. A row that sees nothing gets +inf."""
-    fill(w.lanes, HIGH, HIGH + 1, np.inf)
-    fill(w.lanes, LOW, LOW + 1, 0.0)
+    high, low = pointer(w.lanes, HIGH * x.rows), pointer(w.lanes, LOW * x.rows)
+    fill(high, x.rows, np.inf)
+    fill(low, x.rows, 0.0)
     for r in range(here):
-        parts = row_of(logsumexp, batch, head, w.queries[r])
+        parts = row_of(x.logsumexp, batch, head, w.queries[r])
         top = parts[0]
         if top == -np.inf:
             continue
-        high = w.scores.dtype.type(top)
-        w.lanes[HIGH, r] = high
-        w.lanes[LOW, r] = parts[1] / x.unit + (top - high if -np.inf < high < np.inf else 0)
+        big = number_for(high, top)
+        high[r] = big
+        low[r] = parts[1] / x.unit + (top - big if -np.inf < big < np.inf else 0)
 
 
 @step
-def to_weights(x, w, keys):
-    """w.scores from scores to weights; w.extra to their logarithms to base 2."""
-    rows = len(w.queries)
-    high, low = pointer(w.lanes, HIGH * rows), pointer(w.lanes, LOW * rows)
+def weigh_block(x, w, batch, head, first, keys):
+    """w.scores = the loaded queries' weights on these keys, w.extra their logarithms to base 2; False if all hidden."""
+    shown, marked = look(x, w, batch, head, first, keys)
+    if marked == HIDDEN:
+        return False
+    key, step = keys_of(x, w, batch, head, first, keys)
+    score_keys(x, w, batch, head, first, keys, key, step, key, step, shown, marked)
+    high, low = pointer(w.lanes, HIGH * x.rows), pointer(w.lanes, LOW * x.rows)
     if is_natural(x):
-        weigh_tile(pointer(w.scores, 0), keys, high, low, pointer(w.extra, 0))
+        weigh_tile(w.scores, keys, high, low, w.extra)
     else:
-        weigh2_tile(pointer(w.scores, 0), keys, high, low, pointer(w.extra, 0))
+        weigh2_tile(w.scores, keys, high, low, w.extra)
+    return True
