@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 import clearhead as ch
+from clearhead import launch
+from clearhead.plan import plan
+from clearhead.problem import check
 from clearhead.testing.budget import ROW_SUM, Oracle
 from clearhead.testing.cases import DTYPES, SHAPES, Case, as_dtype, grid
 
@@ -39,7 +42,9 @@ def test_the_entry_points_agree(shape: str, dtype: str) -> None:
     Oracle(problem).check(logsumexp=state.logsumexp)
     value = problem.pop("value")
     alone = ch.attention_weights(**problem)
-    np.testing.assert_array_equal(np.asarray(alone), np.asarray(weights))
+    # A matrix unit adds up its products in another order than the vectors by which weights are made.
+    order = 2e-6 if launch.by_amx(plan(check(**problem, value=value))) else 0
+    np.testing.assert_allclose(np.asarray(alone), np.asarray(weights), rtol=order, atol=0)
     stored = ch.attention_weights(**problem, logsumexp=alone.logsumexp64)
     Oracle(problem | {"value": value}).check(weights=stored)
 

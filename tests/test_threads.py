@@ -157,25 +157,6 @@ def test_calls_from_eight_threads_at_once_give_what_lone_calls_give() -> None:
             done.result()
 
 
-@pytest.mark.parametrize("queries", [1, 300], ids=["few", "many"])
-def test_calls_of_one_layout_from_eight_threads_at_once_keep_their_own_arrays(queries: int) -> None:
-    """What is remembered of a layout must not mix up whose arrays a call is about."""
-    ch.set_num_threads(3)
-    arrays = [np.random.default_rng(n).standard_normal((3, 4, 300, 32), dtype=np.float32) for n in range(8)]
-    expected = [ch.attention(q[:, :queries], k, v, mask=ch.masks.causal("end")) for q, k, v in arrays]
-    start = threading.Barrier(8)
-
-    def call(n: int) -> list[np.ndarray]:
-        start.wait()
-        q, k, v = arrays[n]
-        return [ch.attention(q[:, :queries], k, v, mask=ch.masks.causal("end")) for _ in range(20)]
-
-    with ThreadPoolExecutor(8) as pool:
-        for found, one in zip(pool.map(call, range(8)), expected, strict=True):
-            for output in found:
-                np.testing.assert_array_equal(output, one)
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize("where", [0, 20])
 def test_an_error_comes_out_and_ends_the_work(error: type[BaseException], where: int) -> None:

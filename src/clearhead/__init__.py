@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from clearhead.explanation import Explanation, explain
     from clearhead.kernels.threads import get_num_threads, set_num_threads
     from clearhead.keyvalue import KeyValueCache
+    from clearhead.paged import PagedKeyValues
     from clearhead.weights import AttentionWeights
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ _ON_FIRST_USE = {
     "AttentionWeights": "clearhead.weights",
     "Explanation": "clearhead.explanation",
     "KeyValueCache": "clearhead.keyvalue",
+    "PagedKeyValues": "clearhead.paged",
     "explain": "clearhead.explanation",
     "get_num_threads": "clearhead.kernels.threads",
     "set_num_threads": "clearhead.kernels.threads",
@@ -41,6 +43,7 @@ __all__ = [
     "AttentionWeights",
     "Explanation",
     "KeyValueCache",
+    "PagedKeyValues",
     "State",
     "__version__",
     "attention",

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from clearhead import launch
-from clearhead.launch import Forward
+from clearhead.launch import Pass
 from clearhead.masks import Causal, Mask, Window
 from clearhead.plan import plan
 from clearhead.problem import check
@@ -20,16 +20,16 @@ from clearhead.scores import FLOATS, Score
 
 Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 MOST = 256  # layouts; the next one makes room by forgetting all
-_known: dict[Any, Forward | None] = {}
+_known: dict[Any, Pass | None] = {}
 
 
 def recall(
     query: ArrayLike, key: ArrayLike, value: ArrayLike | None, mask: Mask | ArrayLike | None, score: Score | None
-) -> tuple[Forward, Arrays] | None:
-    """The forward pass of arrays laid out like these, and they; None where each call must be looked at anew.
+) -> tuple[Pass, Arrays] | None:
+    """The pass of arrays laid out like these, and they; None where each call must be looked at anew.
 
-    Such are calls with scores of their own, with masks that hold arrays, and with few queries (see
-    ``launch.can_stream``), and those whose arrays cannot be used as they are.
+    Such are calls with scores of their own and with masks that hold arrays, and those whose arrays cannot be used as
+    they are.
     """
     if type(query) is not np.ndarray or type(key) is not np.ndarray or type(value) is not np.ndarray:
         return None
@@ -51,12 +51,12 @@ def recall(
     return None if found is None else (found, arrays)
 
 
-def _plan(arrays: Arrays, mask: Mask | None) -> Forward | None:
+def _plan(arrays: Arrays, mask: Mask | None) -> Pass | None:
     if not _used_as_they_are(arrays):
         return None
     query, key, value = (_stand_in(array) for array in arrays)
     planned = plan(check(query, key, value, mask))
-    return None if launch.can_stream(planned) else Forward(planned)
+    return launch.ready(planned) if launch.lies_ready(planned) else None
 
 
 def _used_as_they_are(arrays: Arrays) -> bool:

@@ -16,7 +16,8 @@ from clearhead import launch
 from clearhead.again import recall
 from clearhead.keyvalue import KeyValueCache
 from clearhead.masks import Mask
-from clearhead.plan import Plan, in_nats, plan, readable, strided
+from clearhead.paged import PagedKeyValues
+from clearhead.plan import Plan, in_nats, plan, strided
 from clearhead.problem import Problem, check
 from clearhead.scores import Score
 from clearhead.state import State
@@ -27,7 +28,7 @@ Floats = NDArray[np.floating[Any]]
 
 def attention(
     query: ArrayLike,
-    key: ArrayLike | KeyValueCache,
+    key: ArrayLike | KeyValueCache | PagedKeyValues,
     value: ArrayLike | None = None,
     *,
     mask: Mask | ArrayLike | None = None,
@@ -41,7 +42,7 @@ def attention(
         float16, bfloat16 (ml_dtypes), float32 or float64.
     key : array (..., key heads, keys, dim) or (keys, dim)
         heads must be a multiple of key heads: query head h reads key head ``h // (heads // key heads)``.
-        Or a KeyValueCache, which holds the values too.
+        Or a KeyValueCache or PagedKeyValues, which hold the values too.
     value : array (..., key heads, keys, value dim) or (keys, value dim)
     mask : Mask or array, optional
         Who may look at whom: see ``clearhead.masks``. A boolean array, True where attending is allowed; an array of
@@ -63,9 +64,12 @@ def attention(
     Notes
     -----
     4 * heads * queries * keys * dim floating-point operations, less what masks let it skip; beyond inputs and output
-    16 bytes a row and about 0.2 MB a thread. 16-bit inputs are computed in float32, float64 throughout in float64. The
+    16 bytes a row and some 0.3 MB a thread. 16-bit inputs are computed in float32, float64 throughout in float64. The
     result does not depend on the number of threads. Leading axes broadcast. Inputs of any strides are read where
-    they lie.
+    they lie (of bfloat16 on a matrix unit, rows whose numbers do not lie side by side are copied first).
+
+    Values are summed before they are divided by the weights' total, and log2(e) may be in the query: numbers within a
+    factor ``keys`` (values) or 1.45 (scores) of the largest of the type computed in overflow to infinity.
 
     References
     ----------
@@ -78,16 +82,16 @@ def attention(
     >>> ch.attention(x, x, x, mask=ch.masks.causal()).shape
     (2, 5, 8)
     """
-    if isinstance(key, KeyValueCache):
+    if isinstance(key, KeyValueCache | PagedKeyValues):
         if value is not None:
-            raise ValueError("value was given beside a KeyValueCache, which holds the values: leave it out")
+            raise ValueError(f"value was given beside a {type(key).__name__}, which holds the values: leave it out")
         return _run_cached(query, key, mask, score)
     if value is None:
         raise ValueError("value is missing: attention(query, key, value), or attention(query, cache)")
     known = recall(query, key, value, mask, score)
     if known is not None:
-        forward, arrays = known
-        return _as_given(forward.plan.problem, forward.run(*arrays)[0])
+        ready, arrays = known
+        return _as_given(ready.plan.problem, ready.run(*arrays)[0])
     return _run(plan(check(query, key, value, mask, score)))[0]
 
 
@@ -112,13 +116,17 @@ def scaled_dot_product_attention(
     """
     known = recall(query, key, value, mask, score)
     if known is not None:
-        forward, arrays = known
-        output, logsumexp = forward.run(*arrays)
-        return _as_given(forward.plan.problem, output), AttentionWeights(forward.plan, logsumexp, arrays)
+        ready, arrays = known
+        output, logsumexp = ready.run(*arrays)
+        return _as_given(ready.plan.problem, output), _weights(ready.plan, logsumexp, arrays)
     planned = plan(check(query, key, value, mask, score))
     output, logsumexp = _run(planned)
-    # Weights recompute scores as the tile kernels do, to the bit; the streaming kernel's sums are rounded otherwise.
-    return output, AttentionWeights(planned, None if launch.can_stream(planned) else logsumexp)
+    return output, _weights(planned, logsumexp)
+
+
+def _weights(planned: Plan, logsumexp: Floats, arrays: tuple[Floats, ...] = ()) -> AttentionWeights:
+    """Weights recompute scores as the tile kernels do; the streaming kernel's sums are rounded otherwise."""
+    return AttentionWeights(planned, None if launch.can_stream(planned) else logsumexp, arrays)
 
 
 def attention_weights(
@@ -178,7 +186,7 @@ def attention_state(
 
 def _run(planned: Plan) -> tuple[Floats, Floats]:
     """(output as the user will have it, logsumexp (batch, heads, queries, 2))."""
-    output, logsumexp = launch.stream(planned) if launch.can_stream(planned) else launch.forward(planned)
+    output, logsumexp = launch.run(planned)
     return _as_given(planned.problem, output), logsumexp
 
 
@@ -191,18 +199,27 @@ def _as_given(problem: Problem, output: Floats) -> Floats:
     return output if output.dtype == problem.dtype else output.astype(problem.dtype)
 
 
-def _run_cached(query: ArrayLike, cache: KeyValueCache, mask: Mask | ArrayLike | None, score: Score | None) -> Floats:
+def _run_cached(
+    query: ArrayLike, cache: KeyValueCache | PagedKeyValues, mask: Mask | ArrayLike | None, score: Score | None
+) -> Floats:
     """Attention over a cache: few queries read its pages where they lie, many a copy of them in one piece."""
     one = np.zeros((), cache.dtype)
     shape = (cache.batch, cache.heads, len(cache))
     key, value = (np.broadcast_to(one, (*shape, dim)) for dim in (cache.dim, cache.value_dim))
-    planned = plan(check(query, key, value, mask, score))
-    problem, x = planned.problem, planned.arguments
-    if len(cache) == 0 or problem.dtype != cache.dtype or problem.extent.lead != (cache.batch,):
-        return _run(plan(check(query, cache.key, cache.value, mask, score)))[0]
-    (first_key, _), (first_value, _) = (strided(readable(page)) for page in cache.first_pages())
-    paged = replace(planned, arguments=x._replace(key=first_key, value=first_value))
-    if not launch.can_stream(paged):
-        return _run(plan(check(query, cache.key, cache.value, mask, score)))[0]
-    output, _ = launch.stream(paged, cache.paging())
-    return output.astype(problem.dtype, copy=False)
+    problem = _within(check(query, key, value, mask, score), cache)
+    if len(cache) and problem.dtype == cache.dtype and problem.extent.lead == (cache.batch,):
+        planned = plan(problem)
+        (first_key, _), (first_value, _) = (strided(page) for page in cache.first_pages())
+        paged = replace(planned, arguments=planned.arguments._replace(key=first_key, value=first_value))
+        if launch.can_stream(paged) and first_key.steps[2] == 1 == first_value.steps[2]:
+            return launch.Stream(paged, cache.paging()).run()[0].astype(problem.dtype, copy=False)
+    return _run(plan(_within(check(query, cache.key, cache.value, mask, score), cache)))[0]
+
+
+def _within(problem: Problem, cache: KeyValueCache | PagedKeyValues) -> Problem:
+    """The same, looking at no more than the cache holds of each sequence."""
+    if cache.mask is None:
+        return problem
+    mask = cache.mask if problem.mask is None else problem.mask & cache.mask
+    mask.check(problem.extent)
+    return replace(problem, mask=mask)

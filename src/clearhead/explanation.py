@@ -33,8 +33,9 @@ STEPS = {
 class Explanation:
     """How one call would be computed. ``print`` it, or read its fields.
 
-    kernel : "tiles", or "streaming" where few queries meet many keys. target : the vectors used. tile : (queries, keys)
-    computed at once. dtype : that products and sums are computed in. threads : at most so many.
+    kernel : "tiles"; "matrix tiles" where a matrix unit multiplies them; "streaming" where few queries meet many keys.
+    target : the vectors used. tile : (queries, keys) computed at once.
+    dtype : that products and sums are computed in. threads : at most so many.
     skipped : the share of the matrix that is never computed, as far as runs of keys per row tell. program : what is
     asked tile by tile beside them, in order; tiles that it hides are skipped too, but known only on the way.
     flop : of the two products over what is not skipped. bytes : read and written at least once, and worked in.
@@ -90,7 +91,7 @@ def explain(
     cells = math.prod(extent.shape)
     kept = [array for array in (planned.problem.query, planned.problem.key, planned.problem.value) if array is not None]
     return Explanation(
-        kernel="streaming" if streaming else "tiles",
+        kernel="streaming" if streaming else "matrix tiles" if launch.by_amx(planned) else "tiles",
         target=host().name,
         tile=(rows, decode.CHUNK if streaming else visible.BLOCK),
         dtype=at.name,

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from clearhead.kernels.decode import CHUNK
+from clearhead.plan import readable
 from clearhead.scores import FLOATS
 
 PAGE = CHUNK  # tokens
@@ -122,9 +123,11 @@ class KeyValueCache:
         """Tokens in a page; where the pages of keys and of values lie, (batch, pages): elements from the first."""
         return PAGE, self._offsets(self._keys), self._offsets(self._values)
 
+    mask = None  # all sequences are of one length
+
     def first_pages(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """The pages that ``paging`` counts from."""
-        return self._keys[0], self._values[0]
+        return readable(self._keys[0]), readable(self._values[0])
 
     def _offsets(self, pages: list[NDArray[Any]]) -> NDArray[np.int64]:
         """(batch, pages)"""

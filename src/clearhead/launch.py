@@ -5,43 +5,65 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clearhead.kernels import decode
+from clearhead.kernels import amx, decode
 from clearhead.kernels import measure as measure_kernels
 from clearhead.kernels import weights as weight_kernels
-from clearhead.kernels.arguments import ADDRESS, Arguments, Strided, likes, pack
+from clearhead.kernels.arguments import ADDRESS, MICRO, Arguments, Likes, Strided, likes, pack
 from clearhead.kernels.forward import attend
 from clearhead.kernels.target import host
 from clearhead.kernels.threads import get_num_threads, share
 from clearhead.kernels.tiles import Workspace, workspace
-from clearhead.plan import Plan, address, readable, strided
+from clearhead.plan import Plan, address, strided
+from clearhead.plan import plan as plan_for
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 # (tokens in a page, where the pages of keys lie, where those of values lie), both (batch, pages) in elements from the
 # first: see ``kernels.decode.Pages``.
 Paging = tuple[int, Ints, Ints]
+_PLACES = tuple(ADDRESS[name] for name in ("query", "key", "value"))
 # In multiply-adds. What takes under 60 microseconds is not shared out; no share takes longer than some 15 milliseconds,
 # after which Ctrl-C is heard; and each thread gets about so many shares.
-_PLACES = tuple(ADDRESS[name] for name in ("query", "key", "value"))
 GRAIN, LONGEST, SHARES = 4_000_000, 1_000_000_000, 8
 
 
-def forward(plan: Plan) -> tuple[Floats, Floats]:
+def run(plan: Plan) -> tuple[Floats, Floats]:
     """Output (batch, heads, queries, value dim) in the compute dtype, and logsumexp (batch, heads, queries, 2).
 
     The latter in two parts, see ``kernels.forward``.
     """
-    return Forward(plan).run()
+    return ready(plan if lies_ready(plan) else _laid_out(plan)).run()
 
 
-class Forward:
-    """The forward pass of a plan, ready to run: on the plan's arrays, or others that lie in memory like them."""
+def ready(plan: Plan) -> Pass:
+    """The pass that does this."""
+    return Stream(plan) if can_stream(plan) else Forward(plan)
+
+
+def lies_ready(plan: Plan) -> bool:
+    """Whether the arrays can be read where they lie: those that vectors or matrix units load need whole rows."""
+    x = plan.arguments
+    few, steps = can_stream(plan), (x.query.steps[2], x.key.steps[2], x.value.steps[2])
+    return all(step == 1 for step in steps[few:]) if few or by_amx(plan) else True
+
+
+def _laid_out(plan: Plan) -> Plan:
+    """The same on copies whose rows lie in one piece."""
+    problem = plan.problem
+    assert problem.value is not None
+    query, key, value = map(np.ascontiguousarray, (problem.query, problem.key, problem.value))
+    return plan_for(replace(problem, query=query, key=key, value=value))
+
+
+class Pass:
+    """A plan, ready to be computed: on the plan's arrays, or others that lie in memory like them."""
 
     def __init__(self, plan: Plan) -> None:
         extent, x = plan.problem.extent, plan.arguments
@@ -50,20 +72,81 @@ class Forward:
         (output, kept), (logs, also) = (strided(array) for array in self._results())
         x = x._replace(output=output, logsumexp=logs)
         self._numbers, self._likes, self._kept = pack(x), likes(x, self._dtype), (kept, also)
-        self._tiles = _Tiles(plan)
 
     def run(self, *arrays: NDArray[Any]) -> tuple[Floats, Floats]:
-        """(output, logsumexp) as ``forward``; arrays are query, key and value instead of the plan's."""
-        numbers, kinds = self._numbers.copy(), self._likes
+        """(output, logsumexp) as of ``run``; arrays are query, key and value instead of the plan's."""
+        numbers = self._numbers.copy()
         for place, array in zip(_PLACES, arrays, strict=False):
             numbers[place] = address(array)
         output, logsumexp = self._results()
         numbers[ADDRESS["output"]], numbers[ADDRESS["logsumexp"]] = address(output), address(logsumexp)
-        self._tiles.run(lambda places, first, last: attend(numbers, kinds, places, first, last))
+        self._compute(numbers, output, logsumexp)
         return output, logsumexp
 
     def _results(self) -> tuple[Floats, Floats]:
         return np.empty(self._shape, self._dtype), np.empty((*self._shape[:-1], 2))
+
+    def _compute(self, numbers: Ints, output: Floats, logsumexp: Floats) -> None:
+        """Fill both; ``numbers`` are the packed arguments, with the addresses of all arrays."""
+        raise NotImplementedError
+
+
+class Forward(Pass):
+    """Tile by tile: see ``kernels.forward`` and ``kernels.forward_amx``."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self._tiles, self._amx = _Tiles(plan), by_amx(plan)
+
+    def _compute(self, numbers: Ints, output: Floats, logsumexp: Floats) -> None:
+        kinds = self._likes
+        if self._amx:
+            self._tiles.run_amx(numbers, kinds, output, logsumexp)
+        else:
+            self._tiles.run(lambda places, first, last: attend(numbers, kinds, places, first, last))
+
+
+class Stream(Pass):
+    """Few queries, where ``can_stream``: keys and values are read once for all rows of a group of heads.
+
+    ``paging`` says where they lie, if not one after the other. See ``kernels.decode``.
+    """
+
+    def __init__(self, plan: Plan, paging: Paging | None = None) -> None:
+        super().__init__(plan)
+        x, batch = plan.arguments, plan.problem.extent.batch
+        self._chunks = chunks = -(-x.keys // decode.CHUNK)
+        self._sequences = batch * (x.heads // x.group)
+        rows = 1 << (x.queries * x.group - 1).bit_length()
+        self._room, self._partial = decode.room_size(x.dim, x.value_dim), rows * (x.value_dim + 2)
+        self._longest = max(1, LONGEST // (rows * decode.CHUNK * (x.dim + x.value_dim)))
+        self._paging = paging or (decode.CHUNK, _pages(x.key, batch, chunks), _pages(x.value, batch, chunks))
+
+    def _compute(self, numbers: Ints, output: Floats, logsumexp: Floats) -> None:
+        items = self._sequences * self._chunks
+        partial, kinds = np.empty(items * self._partial, self._dtype), self._likes
+
+        def some(first: int, last: int) -> None:
+            room = np.empty(self._room, self._dtype)
+            decode.decode_chunks(numbers, kinds, *self._paging, room, first, last, self._chunks, partial)
+
+        share(some, items, max(1, min(self._longest, items // (4 * get_num_threads()))))
+        decode.merge_chunks(numbers, kinds, self._chunks, self._sequences, partial)
+
+
+def by_amx(plan: Plan) -> bool:
+    """Whether the matrix unit does this: bfloat16 throughout, in rows that are whole tiles long.
+
+    As in ``can_stream``, how they lie in memory has no say.
+    """
+    x, bfloat16 = plan.arguments, np.uint16
+    return (
+        all(isinstance(array.like, bfloat16) for array in (x.query, x.key, x.value))
+        and not x.vector
+        and x.dim % amx.DEPTH == 0 == x.value_dim % amx.DEPTH
+        and 0 not in (x.dim, x.value_dim)
+        and amx.available()
+    )
 
 
 def can_stream(plan: Plan) -> bool:
@@ -81,43 +164,7 @@ def can_stream(plan: Plan) -> bool:
     )
 
 
-def stream(plan: Plan, paging: Paging | None = None) -> tuple[Floats, Floats]:
-    """As ``forward``, where ``can_stream``: keys and values are read once for all rows of a group of heads.
-
-    ``paging`` says where they lie, if not one after the other.
-    """
-    extent, x, dtype = plan.problem.extent, plan.arguments, plan.problem.compute_dtype
-    if x.key.steps[2] != 1 or x.value.steps[2] != 1:
-        # Rows whose numbers do not lie side by side cannot be read by vectors: this once, a copy.
-        assert plan.problem.value is not None
-        copies = [np.ascontiguousarray(readable(array)) for array in (plan.problem.key, plan.problem.value)]
-        (key, _key_offsets), (value, _value_offsets) = map(strided, copies)
-        x = x._replace(key=key, value=value)
-    chunks = -(-x.keys // decode.CHUNK)
-    sequences = extent.batch * (x.heads // x.group)
-    items = sequences * chunks
-    rows = 1 << (x.queries * x.group - 1).bit_length()
-    partial = np.empty(items * rows * (x.value_dim + 2), dtype)
-    if paging is None:
-        paging = decode.CHUNK, _chunks(x.key, extent.batch, chunks), _chunks(x.value, extent.batch, chunks)
-    size, key_pages, value_pages = paging
-    output = np.empty((extent.batch, extent.heads, extent.queries, x.value_dim), dtype)
-    logsumexp = np.empty((*output.shape[:-1], 2))
-    (out, _out_offsets), (logs, _log_offsets) = strided(output), strided(logsumexp)
-    x = x._replace(output=out, logsumexp=logs)
-    numbers, kinds = pack(x), likes(x, dtype)
-
-    def some(first: int, last: int) -> None:
-        room = np.empty(decode.room_size(x.dim, x.value_dim), dtype)
-        decode.decode_chunks(numbers, kinds, size, key_pages, value_pages, room, first, last, chunks, partial)
-
-    longest = max(1, LONGEST // (rows * decode.CHUNK * (x.dim + x.value_dim)))
-    share(some, items, max(1, min(longest, items // (4 * get_num_threads()))))
-    decode.merge_chunks(numbers, kinds, chunks, sequences, partial)
-    return output, logsumexp
-
-
-def _chunks(array: Strided, batch: int, chunks: int) -> NDArray[np.int64]:
+def _pages(array: Strided, batch: int, chunks: int) -> NDArray[np.int64]:
     """(batch, chunks): where each chunk of each batch entry begins, in elements from the first."""
     offsets = np.ctypeslib.as_array((ctypes.c_int64 * batch).from_address(array.offsets))
     return np.asarray(offsets[:, None] + np.arange(chunks) * (decode.CHUNK * array.steps[1]))
@@ -178,6 +225,31 @@ class _Tiles:
             _check_functions(room)
 
         share(tiles, self._count, self._grain())
+
+    def run_amx(self, numbers: Ints, kinds: Likes, output: Floats, logsumexp: Floats) -> None:
+        """The forward pass on the matrix unit; rows that it must leave aside by ``attend``."""
+        from clearhead.kernels.forward_amx import attend_amx
+
+        own, told, strange = numbers.copy(), amx.configuration(), np.zeros(output.shape[:-1], np.uint8)
+        own[MICRO], flat = amx.DEPTH, strange.reshape(-1)
+        self.run(lambda places, first, last: attend_amx(own, kinds, places, told, flat, first, last))
+        if not strange.any():
+            return
+        queries, rows = output.shape[2], host().rows(output.dtype)
+        tiles = -(-queries // rows)
+        items = np.unique(np.flatnonzero(strange) // queries * tiles + np.flatnonzero(strange) % queries // rows)
+
+        def again(first: int, last: int) -> None:
+            for item in items[first:last].tolist():
+                at = item // tiles, slice(item % tiles * rows, (item % tiles + 1) * rows)
+                right = strange.reshape(-1, queries)[at] == 0
+                parts = [array.reshape(-1, queries, array.shape[-1])[at] for array in (output, logsumexp)]
+                kept = [part[right] for part in parts]
+                attend(numbers, kinds, _room(self._room).places, item, item + 1)
+                for part, rows_kept in zip(parts, kept, strict=True):
+                    part[right] = rows_kept
+
+        share(again, len(items))
 
 
 _rooms = threading.local()

@@ -52,7 +52,7 @@ class AttentionWeights(NDArrayOperatorsMixin):
     @cached_property
     def _logsumexp(self) -> Floats:
         """(batch, heads, queries, 2), see ``kernels.forward``: as given, else one pass over the scores, if needed."""
-        return launch.forward(without_value(self._plan))[1] if self._given is None else self._given
+        return launch.run(without_value(self._plan))[1] if self._given is None else self._given
 
     # what it is
 

@@ -79,8 +79,9 @@ PLACE = 6  # numbers of a Strided: address, offsets, steps, size
 _CODES = {Strided: "q" * PLACE, int: "q", float: "d"}
 _LAYOUT = struct.Struct("=" + "".join(_CODES[kind] for kind in Arguments.__annotations__.values()))
 _STARTS = np.cumsum([0, *(len(_CODES[kind]) for kind in Arguments.__annotations__.values())])
-# Where in a packed array the address of each field that is a place lies.
+# Where in a packed array each field begins: of one that is a place, its address.
 ADDRESS = {name: int(at) for name, at in zip(Arguments._fields, _STARTS, strict=False)}
+MICRO = ADDRESS["micro"]
 
 
 def pack(x: Arguments) -> NDArray[np.int64]:

@@ -175,21 +175,20 @@ def match_keys(x, pages, w, batch, key_head, rows, low, high):
 def mix_values(x, pages, w, batch, key_head, rows, low, high, careful, out):
     """out[r] += sum over j of w.scores[r, j - low] * value j; if careful, of finite numbers alone."""
     room, dim, inner = ROOM, x.value_dim, x.value.steps[2]
-    first = low
-    while first < high:
-        count = min(min(high, first + BLOCK), (first // pages.size + 1) * pages.size) - first
+    # Blocks do not depend on where pages end, so that neither does the order of additions.
+    for first in range(low, high, BLOCK):
+        count = min(high - first, BLOCK)
         value = token(x.value, pages.value, pages, batch, key_head, first)
         weights = pointer(w.scores, first - low)
-        if careful:
+        if careful or first // pages.size != (first + count - 1) // pages.size:
             for j in range(count):
                 row = token(x.value, pages.value, pages, batch, key_head, first + j)
                 for i in range(dim):
                     number = widen(row[i * inner])
-                    w.value[j * dim + i] = number if math.isfinite(number) else 0
+                    w.value[j * dim + i] = 0 if careful and not math.isfinite(number) else number
             mix_rows(w.value, dim, count, weights, room, out, dim, rows)
         else:
             mix_rows(value, x.value.steps[1], count, weights, room, out, dim, rows)
-        first += count
 
 
 @step

@@ -27,6 +27,7 @@ from clearhead.kernels.tiles import (
     copy_finite,
     copy_rows,
     fill,
+    find_reach,
     in_place,
     is_natural,
     keys_of,
@@ -74,8 +75,16 @@ def attend(numbers, likes, places, first, last):
 
 @part
 def start_tile(x, w, batch, head, tile):
-    """Load its queries; nothing is summed yet."""
-    load_queries(x, w, batch, head, take_tile(x, w, tile))
+    """Load its queries, and find what they see."""
+    here = take_tile(x, w, tile)
+    load_queries(x, w, batch, head)
+    find_reach(x, w, batch, head, here)
+    clear_sums(x, w)
+
+
+@step
+def clear_sums(x, w):
+    """Nothing is summed yet."""
     fill(pointer(w.lanes, TOP * x.rows), x.rows, -np.inf)
     fill(pointer(w.lanes, OLD_TOP * x.rows), x.rows, -np.inf)
     fill(pointer(w.lanes, TOTAL * x.rows), x.rows, 0.0)

@@ -14,6 +14,7 @@ from clearhead.kernels.tiles import (
     REACH_LOW,
     TOP,
     fill,
+    find_reach,
     load_queries,
     room,
     row_of,
@@ -42,7 +43,8 @@ def measure_rows(numbers, likes, places, first_item, last_item, sink, aligned):
         sequence = item // tiles
         batch, head = sequence // x.heads, sequence % x.heads
         here = take_tile(x, w, item % tiles)
-        load_queries(x, w, batch, head, here)
+        load_queries(x, w, batch, head)
+        find_reach(x, w, batch, head, here)
         load_logsumexp(x, w, batch, head, here)
         fill(pointer(w.lanes, TOP * rows), rows, -np.inf)
         for first in range(w.reach[REACH_LOW], w.reach[REACH_HIGH], BLOCK):

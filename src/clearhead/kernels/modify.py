@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from clearhead.kernels.vectors import Vectors, at, i8, loop
+from clearhead.kernels.vectors import Vectors, at, i8, i64, loop
 
 void, index = types.void, types.int64
 bytes_at, indices_at = types.CPointer(types.uint8), types.CPointer(types.int32)
@@ -122,6 +122,60 @@ def hide_tile(typingctx, scores, keys, visible):
         return context.get_dummy_value()
 
     return void(scores, index, bytes_at), generate
+
+
+@intrinsic
+def turn_bytes(typingctx, source, step, queries, out, keys, scores):
+    """out[j, r] = source[queries[r] * step + j], bytes, for as many of the keys as fill whole vectors; how many.
+
+    ``scores`` points at numbers of the type computed in, which says how many lanes there are.
+    """
+
+    def generate(context, b, signature, arguments):
+        source, step, queries, out, keys, _ = arguments
+        v = Vectors(b, signature.args[5].dtype)
+        kind, lanes = ir.VectorType(i8, v.lanes).as_pointer(), ir.Constant(i64, v.lanes)
+        whole = b.sdiv(keys, lanes)
+        for c in range(v.count):
+            rows = [b.gep(source, [b.mul(b.load(at(b, queries, c * v.lanes + r)), step)]) for r in range(v.lanes)]
+
+            def square(n, _, c=c, rows=rows):
+                first = b.mul(n, lanes)
+                for i, column in enumerate(v.transpose([v.load_bytes(b.gep(row, [first])) for row in rows])):
+                    place = at(b, v.row(out, first), i * v.rows + c * v.lanes)
+                    b.store(column, b.bitcast(place, kind)).align = 1
+                return []
+
+            loop(b, whole, [], square)
+        return b.mul(whole, lanes)
+
+    return index(source, index, types.CPointer(types.int64), bytes_at, index, scores), generate
+
+
+@intrinsic
+def some_and_all(typingctx, seen, keys, scores):
+    """(whether any, whether all) of the bytes seen[keys, rows], each 0 or 1, are 1; ``scores`` as above."""
+
+    def generate(context, b, signature, arguments):
+        seen, keys, _ = arguments
+        v = Vectors(b, signature.args[2].dtype)
+        kind, whole = ir.VectorType(i8, v.lanes), ir.IntType(8 * v.lanes)
+
+        def one_key(i, found):
+            some, every = found
+            row = v.row(seen, i)
+            for c in range(v.count):
+                byte = v.load_bytes(at(b, row, c * v.lanes))
+                some, every = b.or_(some, byte), b.and_(every, byte)
+            return [some, every]
+
+        none, full = (ir.Constant(kind, [n] * v.lanes) for n in (0, 1))
+        some, every = loop(b, keys, [none, full], one_key)
+        any_one = b.icmp_unsigned("!=", b.bitcast(some, whole), ir.Constant(whole, 0))
+        all_ones = b.icmp_unsigned("==", b.bitcast(every, whole), b.bitcast(full, whole))
+        return context.make_tuple(b, signature.return_type, [any_one, all_ones])
+
+    return types.UniTuple(types.boolean, 2)(seen, index, scores), generate
 
 
 @intrinsic

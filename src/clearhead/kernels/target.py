@@ -45,11 +45,15 @@ TARGETS = (
 
 
 @cache
-def host() -> Target:
-    """The first row whose feature this machine has (NUMBA_CPU_FEATURES is heeded, as by Numba)."""
+def features() -> frozenset[str]:
+    """LLVM's names of what the processor can do (NUMBA_CPU_FEATURES is heeded, as by Numba)."""
     given = config.CPU_FEATURES
     if given is None:
-        features = {name for name, has in llvm.get_host_cpu_features().items() if has}
-    else:
-        features = {name[1:] for name in given.split(",") if name.startswith("+")}
-    return next(row for row in TARGETS if not row.feature or row.feature in features)
+        return frozenset(name for name, has in llvm.get_host_cpu_features().items() if has)
+    return frozenset(name[1:] for name in given.split(",") if name.startswith("+"))
+
+
+@cache
+def host() -> Target:
+    """The first row whose feature this machine has."""
+    return next(row for row in TARGETS if not row.feature or row.feature in features())

@@ -1,6 +1,6 @@
 """One tile of scores, shared by every kernel: pick up the queries, score them with some keys, hide what is hidden.
 
-``Arguments`` say what the problem is, ``Scratch`` what a thread works in, 0.23 MB at dim 64.
+``Arguments`` say what the problem is, ``Scratch`` what a thread works in, 0.34 MB at dim 64.
 """
 
 import math
@@ -18,9 +18,9 @@ from clearhead.kernels.vectors import LOG2E, address_of, call_at, holds, largest
 from clearhead.kernels.visible import BLOCK, PARTLY, WHOLLY, run_program
 
 # Tiles of queries that meet each block of keys together. Keys and values that exceed the second-level cache are then
-# fetched from the third, and converted from 16 bits, a fourth as often: with 4,096 keys of dim 128, that was a fifth of
-# the time.
-TOGETHER = 4
+# fetched from the third, and converted from 16 bits, an eighth as often: with 4,096 keys of dim 128, that was a fifth
+# of the time.
+TOGETHER = 8
 INT64, INT32, UINT8, FLOAT64 = np.int64(0), np.int32(0), np.uint8(0), np.float64(0)
 
 
@@ -39,7 +39,8 @@ class Scratch(NamedTuple):
     bounds: Any  # (TOGETHER, 2, rows), int32: start, stop
     spans: Any  # (2, rows), int64: those of a leaf of the program, or ids
     queries: Any  # (TOGETHER, rows), int64: which queries the lanes hold
-    reach: Any  # (TOGETHER, 5), int64, named below
+    reach: Any  # (TOGETHER, REACH), int64, named below
+    odd: Any  # (BLOCK,), bytes: which keys a matrix unit cannot do
     failed: Any  # (1,), int64: not 0 once a function of the user's has raised an error
 
 
@@ -81,6 +82,7 @@ def workspace(dtype: DTypeLike, dim: int, value_dim: int, depth: int) -> Workspa
         "spans": 2 * rows * 8,
         "queries": TOGETHER * rows * 8,
         "reach": TOGETHER * REACH * 8,
+        "odd": BLOCK,
         "failed": 8,
     }
     buffer = np.zeros(sum(size + 63 for size in parts.values()) + 64, np.uint8)
@@ -111,7 +113,8 @@ def room(places, like):
         address_of(places[10], 0, INT64),
         address_of(places[11], 0, INT64),
         address_of(places[12], 0, INT64),
-        address_of(places[13], 0, INT64),
+        address_of(places[13], 0, UINT8),
+        address_of(places[14], 0, INT64),
     )
 
 
@@ -132,6 +135,7 @@ def tile_room(x, w, t):
         w.spans,
         pointer(w.queries, t * x.rows),
         pointer(w.reach, t * REACH),
+        w.odd,
         w.failed,
     )
 
@@ -182,8 +186,8 @@ def take_tile(x, w, tile):
 
 
 @step
-def load_queries(x, w, batch, head, here):
-    """Put w.queries into the lanes, transposed and scaled, with the keys each may see; w.reach is what all see."""
+def load_queries(x, w, batch, head):
+    """Put w.queries into the lanes, transposed and scaled."""
     step, inner = x.query.steps[1], x.query.steps[2]
     scale = 1.0 if x.vector else x.scale if is_natural(x) else x.scale * LOG2E
     factor = number_for(w.query, scale)
@@ -194,12 +198,18 @@ def load_queries(x, w, batch, head, here):
         turn_in(place, step, w.queries, w.query, done, factor)
     if x.dim == 0:
         fill(w.query, x.rows, 0.0)
+    for r in range(x.rows):
+        row = row_of(x.query, batch, head, w.queries[r])
+        for d in range(done, x.dim):
+            w.query[d * x.rows + r] = widen(row[d * inner]) * factor
+
+
+@step
+def find_reach(x, w, batch, head, here):
+    """Which keys the loaded queries see: w.bounds of each, w.reach of all; and where each stands."""
     low, high, full_low, full_high = x.keys, 0, 0, x.keys
     for r in range(x.rows):
         i = w.queries[r]
-        row = row_of(x.query, batch, head, i)
-        for d in range(done, x.dim):
-            w.query[d * x.rows + r] = widen(row[d * inner]) * factor
         start, stop = row_of(x.start, batch, head, i)[0], row_of(x.stop, batch, head, i)[0]
         w.bounds[r], w.bounds[x.rows + r] = start, stop
         w.lanes[POSITION * x.rows + r] = i + x.offset
@@ -241,17 +251,27 @@ def score_keys(x, w, batch, head, first, keys, key, step, value, value_step, sho
 
     w.scores then holds -inf where a key is hidden. Returns whether all are visible: WHOLLY or PARTLY.
     """
-    padded = whole_micro(x, keys)
-    shown = min(shown, marked)
-    direct = shown == WHOLLY and not is_natural(x)
-    top, scores = pointer(w.lanes, TOP * x.rows), w.scores
-    # Scores that will still change raise a top that nobody reads.
-    raised = top if direct else pointer(w.lanes, CHANGE * x.rows)
+    padded, scores, raised = whole_micro(x, keys), w.scores, raised_by(x, w, shown, marked)
     if x.vector:
         additive_tile(key, step, w.query, address_of(x.vector, 0, w.query), scores, x.dim, padded)
     else:
         score_tile(key, step, value, value_step, w.query, scores, max(x.dim, 1), padded, raised)
-    if direct:
+    return bend_scores(x, w, batch, head, first, keys, shown, marked)
+
+
+@step
+def raised_by(x, w, shown, marked):
+    """Which lanes a match raises: TOP, or, where scores will still change, such as nobody reads."""
+    direct = min(shown, marked) == WHOLLY and not is_natural(x)
+    return pointer(w.lanes, (TOP if direct else CHANGE) * x.rows)
+
+
+@part
+def bend_scores(x, w, batch, head, first, keys, shown, marked):
+    """What follows a match: all that is done to scores, and what is hidden; then TOP, if it was not raised yet."""
+    padded, scores = whole_micro(x, keys), w.scores
+    shown = min(shown, marked)
+    if shown == WHOLLY and not is_natural(x):
         return WHOLLY
     if x.softcap > 0:
         cap_tile(scores, padded, number_for(scores, x.softcap))
@@ -267,7 +287,7 @@ def score_keys(x, w, batch, head, first, keys, key, step, value, value_step, sho
         hide_outside(scores, padded, first, w.bounds, pointer(w.bounds, x.rows))
         if marked == PARTLY:
             hide_tile(scores, keys, w.visible)
-    top_tile(scores, padded, top)
+    top_tile(scores, padded, pointer(w.lanes, TOP * x.rows))
     return PARTLY if x.bias.size or x.function else shown  # they may hide a key by -inf
 
 

@@ -278,6 +278,16 @@ def address_of(typingctx, address, offset, like):
 
 
 @intrinsic
+def seen_as(typingctx, place, like):
+    """The same address as a pointer to numbers of the type of ``like``."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(like)(place, like), generate
+
+
+@intrinsic
 def number_for(typingctx, place, number):
     """A number as the type that a pointer points at."""
 

@@ -13,12 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from clearhead.kernels.cache import part, step
+from clearhead.kernels.modify import some_and_all, turn_bytes
 from clearhead.kernels.vectors import address_of, call_at, pointer
 
 BLOCK = 128  # keys in a tile: with 48 queries, scores take 24 KB and stay in the first-level cache
 HIDDEN, PARTLY, WHOLLY = 0, 1, 2
 INTERVALS, ARRAY, EQUAL, FUNCTION, NOT, BOTH, EITHER = range(7)
-_INT64, _BOOL = np.int64(0), np.bool_(False)
+_INT64, _UINT8 = np.int64(0), np.uint8(0)
 
 
 class Leaf(NamedTuple):
@@ -67,18 +68,16 @@ def run_program(x, w, batch, head, first, keys):
                     w.failed[0] = 1
                 w.shown[depth] = PARTLY
             depth += 1
-    return w.shown[0] if w.shown[0] != PARTLY else how_much(x, w.visible, keys)
+    return w.shown[0] if w.shown[0] != PARTLY else how_much(w, w.visible, keys)
 
 
 @step
-def how_much(x, seen, keys):
+def how_much(w, seen, keys):
     """Of a tile of bytes, how much is visible. (Lanes beyond the last query repeat it.)"""
-    count = 0
-    for i in range(keys * x.rows):
-        count += seen[i]
-    if count == 0:
+    some, every = some_and_all(seen, keys, w.scores)
+    if not some:
         return HIDDEN
-    return WHOLLY if count == keys * x.rows else PARTLY
+    return WHOLLY if every else PARTLY
 
 
 @step
@@ -116,11 +115,14 @@ def push_array(x, leaf, w, seen, batch, head, first, keys):
     """A boolean array's tile, turned so that queries lie along the lanes."""
     step = leaf[KEY]
     base = offset_of(leaf, batch, False) + head * leaf[HEAD] + first * step
+    done = 0
+    if step == 1:
+        done = turn_bytes(address_of(leaf[ADDRESS], base, _UINT8), leaf[TOKEN], w.queries, seen, keys, w.scores)
     for r in range(x.rows):
-        row = address_of(leaf[ADDRESS], base + w.queries[r] * leaf[TOKEN], _BOOL)
-        for j in range(keys):
-            seen[j * x.rows + r] = np.uint8(row[j * step])
-    return how_much(x, seen, keys)
+        row = address_of(leaf[ADDRESS], base + w.queries[r] * leaf[TOKEN], _UINT8)
+        for j in range(done, keys):
+            seen[j * x.rows + r] = row[j * step]
+    return how_much(w, seen, keys)
 
 
 @part
@@ -134,7 +136,7 @@ def push_equal(x, leaf, w, seen, batch, head, first, keys):
         key = address_of(leaf[OTHER_ADDRESS], other + (first + j) * leaf[OTHER_TOKEN], _INT64)[0]
         for r in range(x.rows):
             seen[j * x.rows + r] = np.uint8(w.spans[r] == key)
-    return how_much(x, seen, keys)
+    return how_much(w, seen, keys)
 
 
 @part

@@ -14,6 +14,7 @@ from clearhead.kernels.tiles import (
     REACH_HIGH,
     REACH_LOW,
     fill,
+    find_reach,
     is_natural,
     keys_of,
     load_queries,
@@ -38,7 +39,8 @@ def weigh(numbers, likes, places, batch, head, queries, first_row, last_row, low
         here = min(rows, last_row - begin)
         for r in range(rows):
             w.queries[r] = queries[begin + min(r, here - 1)]
-        load_queries(x, w, batch, head, here)
+        load_queries(x, w, batch, head)
+        find_reach(x, w, batch, head, here)
         load_logsumexp(x, w, batch, head, here)
         last = min(high, w.reach[REACH_HIGH])
         for first in range(max(low, w.reach[REACH_LOW]), last, BLOCK):
