@@ -20,6 +20,12 @@ pytestmark = pytest.mark.skipif(not amx.available(), reason="this processor has 
 Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 
 
+@pytest.fixture(autouse=True)
+def unrounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results in float32, before they are rounded to bfloat16."""
+    monkeypatch.setattr(launch, "stored_dtype", lambda planned: planned.problem.compute_dtype)
+
+
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """What the other kernel gives."""
@@ -40,7 +46,6 @@ def inputs(queries: int = 300, keys: int = 300, dim: int = 64, value_dim: int = 
 
 
 def by_amx(*arrays: NDArray[Any], **options: Any) -> NDArray[Any]:
-    """In float32, before it is rounded to bfloat16."""
     planned = plan(check(*arrays, **options))
     assert launch.by_amx(planned)
     return launch.run(planned)[0]

@@ -91,3 +91,25 @@ def test_every_nonzero_byte_of_a_boolean_is_true() -> None:
     np.testing.assert_array_equal(
         ch.attention(x, x, x, mask=(some * 254).view(bool)), ch.attention(x, x, x, mask=some.astype(bool))
     )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_number_of_16_bits_is_read_and_written_as_itself(dtype: str) -> None:
+    every = np.arange(1 << 16, dtype=np.uint16).view(as_dtype(dtype)).reshape(1024, 64)
+    zeros = np.zeros((1024, 1, 16), every.dtype)
+    with np.errstate(invalid="ignore"):
+        expected = every.astype(np.float64)
+        for queries in (1, 9):
+            found = ch.attention(np.broadcast_to(zeros, (1024, queries, 16)), zeros, every[:, None])[:, -1]
+            np.testing.assert_array_equal(found.astype(np.float64), expected)
+
+
+def test_rounding_to_16_bits_is_that_of_the_type() -> None:
+    """Against NumPy's and ml_dtypes' own rounding of what float32 gives: means of values that lie between numbers."""
+    random = np.random.default_rng(0)
+    for dtype in ("float16", "bfloat16"):
+        q, k, v = (random.standard_normal((4, 60, 32)).astype(as_dtype(dtype)) for _ in range(3))
+        exact = ch.core.attend(q, k, v, dtype=np.float64)[0]
+        rounded, found = exact.astype(as_dtype(dtype)), ch.attention(q, k, v)
+        assert (rounded == found).mean() > 0.98  # but for those that lie halfway, nearly
+        np.testing.assert_allclose(found.astype(float), rounded.astype(float), rtol=2**-6, atol=1e-5)

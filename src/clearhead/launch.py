@@ -17,10 +17,10 @@ from clearhead.kernels import measure as measure_kernels
 from clearhead.kernels import weights as weight_kernels
 from clearhead.kernels.arguments import ADDRESS, MICRO, Arguments, Likes, Strided, likes, pack
 from clearhead.kernels.forward import attend
-from clearhead.kernels.target import host
+from clearhead.kernels.target import converts_float16, host
 from clearhead.kernels.threads import get_num_threads, share
 from clearhead.kernels.tiles import Workspace, workspace
-from clearhead.plan import Plan, address, strided
+from clearhead.plan import Plan, address, readable, strided
 from clearhead.plan import plan as plan_for
 
 Floats = NDArray[np.floating[Any]]
@@ -35,11 +35,17 @@ GRAIN, LONGEST, SHARES = 4_000_000, 1_000_000_000, 8
 
 
 def run(plan: Plan) -> tuple[Floats, Floats]:
-    """Output (batch, heads, queries, value dim) in the compute dtype, and logsumexp (batch, heads, queries, 2).
+    """Output (batch, heads, queries, value dim) in ``stored_dtype``, and logsumexp (batch, heads, queries, 2).
 
     The latter in two parts, see ``kernels.forward``.
     """
     return ready(plan if lies_ready(plan) else _laid_out(plan)).run()
+
+
+def stored_dtype(plan: Plan) -> np.dtype[Any]:
+    """That of the output: the problem's, or the one computed in, where no instruction rounds to float16."""
+    keep = plan.problem.dtype != np.float16 or converts_float16()
+    return plan.problem.dtype if keep else plan.problem.compute_dtype
 
 
 def ready(plan: Plan) -> Pass:
@@ -67,9 +73,9 @@ class Pass:
 
     def __init__(self, plan: Plan) -> None:
         extent, x = plan.problem.extent, plan.arguments
-        self.plan, self._dtype = plan, plan.problem.compute_dtype
+        self.plan, self._dtype, self._stored = plan, plan.problem.compute_dtype, stored_dtype(plan)
         self._shape = (extent.batch, extent.heads, extent.queries, x.value_dim)
-        (output, kept), (logs, also) = (strided(array) for array in self._results())
+        (output, kept), (logs, also) = (strided(readable(array)) for array in self._results())
         x = x._replace(output=output, logsumexp=logs)
         self._numbers, self._likes, self._kept = pack(x), likes(x, self._dtype), (kept, also)
 
@@ -84,7 +90,7 @@ class Pass:
         return output, logsumexp
 
     def _results(self) -> tuple[Floats, Floats]:
-        return np.empty(self._shape, self._dtype), np.empty((*self._shape[:-1], 2))
+        return np.empty(self._shape, self._stored), np.empty((*self._shape[:-1], 2))
 
     def _compute(self, numbers: Ints, output: Floats, logsumexp: Floats) -> None:
         """Fill both; ``numbers`` are the packed arguments, with the addresses of all arrays."""
@@ -235,7 +241,7 @@ class _Tiles:
         self.run(lambda places, first, last: attend_amx(own, kinds, places, told, flat, first, last))
         if not strange.any():
             return
-        queries, rows = output.shape[2], host().rows(output.dtype)
+        queries, rows = output.shape[2], host().rows(np.float32)
         tiles = -(-queries // rows)
         items = np.unique(np.flatnonzero(strange) // queries * tiles + np.flatnonzero(strange) % queries // rows)
 

@@ -14,7 +14,7 @@ from clearhead.kernels.arguments import unpack
 from clearhead.kernels.cache import kernel, step
 from clearhead.kernels.streaming import exp_row, match_1, match_2, match_4, match_8, mix_1, mix_2, mix_4, mix_8
 from clearhead.kernels.tiles import FLOAT64, fill, row_of
-from clearhead.kernels.vectors import LN2, LOG2E, address_of, number_for, pointer, widen
+from clearhead.kernels.vectors import LN2, LOG2E, address_of, narrow, number_for, pointer, widen
 
 CHUNK = 1024  # keys in a share of work: 0.5 MB of keys at dim 128, and scores of 4 KB a row
 ROWS = 8  # most rows (query heads of a group, times queries) at once
@@ -264,12 +264,16 @@ def merge_chunks(numbers, likes, chunks, sequences, partial):
             whole = 2.0 ** (sink - base) if x.sinks else 0.0
             for c in range(chunks):
                 whole += total[c * wide] * 2.0 ** (top[c * wide] - base)
-            fill(out, x.value_dim, 0)
             log[0], log[1] = (-np.inf, 0.0) if whole == 0.0 else (base, math.log(whole))
+            # Summed into what the first chunk left.
             for c in range(chunks):
                 n = c * wide
-                if total[n] == 0:
-                    continue
-                share = number_for(parts, 2.0 ** (top[n] - base) / whole)
-                for d in range(x.value_dim):
-                    out[d] += share * parts[n * x.value_dim + d]
+                share = number_for(parts, 0 if total[n] == 0 else 2.0 ** (top[n] - base) / whole)
+                if c == 0:
+                    for d in range(x.value_dim):
+                        parts[d] = share * parts[d] if share != 0 else 0
+                elif share != 0:
+                    for d in range(x.value_dim):
+                        parts[d] += share * parts[n * x.value_dim + d]
+            for d in range(x.value_dim):
+                out[d] = narrow(out, parts[d])

@@ -41,7 +41,7 @@ from clearhead.kernels.tiles import (
     tile_room,
     whole_micro,
 )
-from clearhead.kernels.vectors import address_of, pointer, widen
+from clearhead.kernels.vectors import address_of, narrow, pointer, widen
 from clearhead.kernels.visible import BLOCK, HIDDEN, WHOLLY
 
 
@@ -214,4 +214,4 @@ def finish_tile(x, w, batch, head):
     for r in range(w.reach[HERE]):
         out = row_of(x.output, batch, head, w.queries[r])
         for i in range(done, x.value_dim):
-            out[i] = w.output[i * x.rows + r] * w.lanes[FACTOR * x.rows + r]
+            out[i] = narrow(out, w.output[i * x.rows + r] * w.lanes[FACTOR * x.rows + r])

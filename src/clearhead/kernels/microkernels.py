@@ -45,7 +45,7 @@ def turn_out(typingctx, tile, factor, queries, out, step, dim):
 
     def generate(context, b, signature, arguments):
         tile, factor, queries, out, step, dim = arguments
-        v = Vectors(b, signature.args[0].dtype)
+        v, stored = Vectors(b, signature.args[0].dtype), signature.args[3].dtype
         lanes, factors = ir.Constant(i64, v.lanes), v.load_all(factor)
         for c in range(v.count):
             first = [b.load(at(b, queries, c * v.lanes + r)) for r in range(v.lanes)]
@@ -55,13 +55,13 @@ def turn_out(typingctx, tile, factor, queries, out, step, dim):
                 d = b.mul(n, lanes)
                 columns = [v.load(at(b, v.row(tile, d), i * v.rows + c * v.lanes)) for i in range(v.lanes)]
                 for row, numbers in zip(rows, v.transpose([b.fmul(x, factors[c]) for x in columns]), strict=True):
-                    v.store(numbers, b.gep(row, [d]))
+                    v.store_stored(numbers, b.gep(row, [d]), stored)
                 return []
 
             loop(b, b.sdiv(dim, lanes), [], square)
         return context.get_dummy_value()
 
-    return void(tile, tile, types.CPointer(types.int64), tile, index, index), generate
+    return void(tile, tile, types.CPointer(types.int64), out, index, index), generate
 
 
 @intrinsic

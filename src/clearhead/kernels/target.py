@@ -7,6 +7,7 @@ about two thirds of the speed). So accumulators + vectors + 1 <= registers in ev
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
 from functools import cache
 
@@ -51,6 +52,12 @@ def features() -> frozenset[str]:
     if given is None:
         return frozenset(name for name, has in llvm.get_host_cpu_features().items() if has)
     return frozenset(name[1:] for name in given.split(",") if name.startswith("+"))
+
+
+@cache
+def converts_float16() -> bool:
+    """Whether float16 is converted by an instruction: by all that have AVX2, and by ARM's 64-bit ones."""
+    return "f16c" in features() or platform.machine() in ("arm64", "aarch64")
 
 
 @cache

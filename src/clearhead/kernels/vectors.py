@@ -11,7 +11,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from clearhead.kernels.target import host
+from clearhead.kernels.target import converts_float16, host
 
 i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 LOG2E = 1.4426950408889634074
@@ -77,7 +77,16 @@ class Vectors:
         half = ir.VectorType(ir.IntType(16), self.lanes)
         bits = self.b.load(self.b.bitcast(address, half.as_pointer()))
         bits.align = 2
-        return widen_bits(self.b, self.b.zext(bits, self.integers), stored == types.int16)
+        return widen_bits(self.b, bits, stored == types.int16)
+
+    def store_stored(self, value, address, stored):
+        """The same way back, rounded to nearest, ties to even: see ``narrow``."""
+        if stored not in (types.int16, types.uint16):
+            return self.store(value, address)
+        half = ir.VectorType(ir.IntType(16), self.lanes)
+        bits = narrow_bits(self.b, value, stored == types.int16)
+        self.b.store(bits, self.b.bitcast(address, half.as_pointer())).align = 2
+        return None
 
     def prefetch(self, address, ahead):
         """Ask for the cache line ``ahead`` bytes from an address; one that is not there does no harm."""
@@ -330,25 +339,55 @@ def call_at(typingctx, function, tile, lanes, queries, first, keys, batch, head)
 
 
 def widen_bits(b, bits, half):
-    """16 bits in the low half of 32-bit integers (or vectors of them), as float32.
+    """16 bits (or a vector of them) as float32.
 
     Shifted left by 16, a bfloat16 is a float32. A float16's exponent and mantissa, shifted left by 13, are a float32
     that is too small by 2**112; infinity and NaN need the top exponent set.
     """
-    lanes = bits.type.count if isinstance(bits.type, ir.VectorType) else 0
-    floats = ir.VectorType(ir.FloatType(), lanes) if lanes else ir.FloatType()
+    kind = _alike(bits.type)
+    if half and converts_float16():
+        return b.fpext(b.bitcast(bits, kind(ir.HalfType())), kind(ir.FloatType()))
+    wide, floats = kind(i32), kind(ir.FloatType())
 
-    def const(kind, number):
-        return ir.Constant(kind, [number] * lanes) if lanes else ir.Constant(kind, number)
+    def const(of, number):
+        return ir.Constant(of, [number] * of.count if isinstance(of, ir.VectorType) else number)
 
+    bits = b.zext(bits, wide)
     if not half:
-        return b.bitcast(b.shl(bits, const(bits.type, 16)), floats)
-    size = b.shl(b.and_(bits, const(bits.type, 0x7FFF)), const(bits.type, 13))
-    value = b.bitcast(b.fmul(b.bitcast(size, floats), const(floats, 2.0**112)), bits.type)
-    special = b.icmp_unsigned(">=", size, const(bits.type, 0x7C00 << 13))
-    value = b.select(special, b.or_(size, const(bits.type, 0x7F800000)), value)
-    sign = b.shl(b.and_(bits, const(bits.type, 0x8000)), const(bits.type, 16))
+        return b.bitcast(b.shl(bits, const(wide, 16)), floats)
+    size = b.shl(b.and_(bits, const(wide, 0x7FFF)), const(wide, 13))
+    value = b.bitcast(b.fmul(b.bitcast(size, floats), const(floats, 2.0**112)), wide)
+    special = b.icmp_unsigned(">=", size, const(wide, 0x7C00 << 13))
+    value = b.select(special, b.or_(size, const(wide, 0x7F800000)), value)
+    sign = b.shl(b.and_(bits, const(wide, 0x8000)), const(wide, 16))
     return b.bitcast(b.or_(value, sign), floats)
+
+
+def narrow_bits(b, value, half):
+    """float32 (or a vector) as 16 bits, rounded to nearest, ties to even. float16 only where ``converts_float16``.
+
+    Half of the last place that stays, less one, and that place's own bit are added before a bfloat16 is cut off: the
+    carry rounds. A NaN would carry into infinity, and is given a bit that stays instead.
+    """
+    kind = _alike(value.type)
+    if half:
+        return b.bitcast(b.fptrunc(value, kind(ir.HalfType())), kind(ir.IntType(16)))
+    wide = kind(i32)
+
+    def const(number):
+        return ir.Constant(wide, [number] * wide.count if isinstance(wide, ir.VectorType) else number)
+
+    bits = b.bitcast(value, wide)
+    odd = b.and_(b.lshr(bits, const(16)), const(1))
+    rounded = b.add(bits, b.add(odd, const(0x7FFF)))
+    strange = b.fcmp_unordered("uno", value, value)
+    bits = b.select(strange, b.or_(bits, const(0x400000)), rounded)
+    return b.trunc(b.lshr(bits, const(16)), kind(ir.IntType(16)))
+
+
+def _alike(kind):
+    """From the type of an element to that of as many of them as in ``kind``."""
+    return (lambda one: ir.VectorType(one, kind.count)) if isinstance(kind, ir.VectorType) else (lambda one: one)
 
 
 @intrinsic
@@ -358,8 +397,22 @@ def widen(typingctx, number):
         return number(number), lambda context, builder, signature, arguments: arguments[0]
 
     def generate(context, builder, signature, arguments):
-        return widen_bits(builder, builder.zext(arguments[0], i32), number == types.int16)
+        return widen_bits(builder, arguments[0], number == types.int16)
 
     if number not in (types.int16, types.uint16):
         return None
     return types.float32(number), generate
+
+
+@intrinsic
+def narrow(typingctx, place, number):
+    """A number as one to be stored where a pointer points: ``widen``'s way back."""
+    if place.dtype == number:
+        return number(place, number), lambda context, builder, signature, arguments: arguments[1]
+    if number != types.float32 or place.dtype not in (types.int16, types.uint16):
+        return None
+
+    def generate(context, builder, signature, arguments):
+        return narrow_bits(builder, arguments[1], place.dtype == types.int16)
+
+    return place.dtype(place, number), generate
