@@ -41,14 +41,6 @@ def step(function: Callable[..., Any]) -> Any:
     )(function)
 
 
-def part(function: Callable[..., Any]) -> Any:
-    """A ``step`` that is written out where it is called, by Numba: for what is large and called in one place.
-
-    LLVM works through a step once by itself and once more in each kernel that it is linked into, level by level.
-    """
-    return numba.njit(nogil=True, error_model="numpy", inline="always")(function)
-
-
 @cache
 def folder() -> Path | None:
     """Where this version's machine code is kept, or None if nowhere can be written.

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from clearhead.kernels.arguments import COMPUTED, unpack
-from clearhead.kernels.cache import kernel, part, step
+from clearhead.kernels.cache import kernel, step
 from clearhead.kernels.microkernels import exp2_tile, exp_tile, finite_row, mix_tile, turn_out
 from clearhead.kernels.tiles import (
     CHANGE,
@@ -73,7 +73,7 @@ def attend(numbers, likes, places, first, last):
         item += count
 
 
-@part
+@step
 def start_tile(x, w, batch, head, tile):
     """Load its queries, and find what they see."""
     here = take_tile(x, w, tile)
@@ -91,7 +91,7 @@ def clear_sums(x, w):
     fill(w.output, columns(x) * x.rows, 0.0)
 
 
-@part
+@step
 def attend_block(x, room, batch, head, count, block, keys):
     """Add a block of keys and values to each of the tiles: to their output and the lanes TOP and TOTAL.
 

@@ -23,7 +23,7 @@ from clearhead.kernels.amx import (
     turn_values,
 )
 from clearhead.kernels.arguments import COMPUTED, unpack
-from clearhead.kernels.cache import kernel, part, step
+from clearhead.kernels.cache import kernel, step
 from clearhead.kernels.forward import clear_sums, finish_tile
 from clearhead.kernels.tiles import (
     CHANGE,
@@ -96,7 +96,7 @@ def load_pairs(x, w, batch, head):
         w.lanes[ODD * x.rows + r] = 0 if calm(row_of(x.query, batch, head, w.queries[r]), 0, 1, x.dim) else 1
 
 
-@part
+@step
 def attend_block(x, room, batch, head, count, block, keys):
     """Add a block of keys and values to each of the tiles, as in ``forward``."""
     key, key_step, there, all_calm = seen_as(room.key, UINT16), x.dim, False, True

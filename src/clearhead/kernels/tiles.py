@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from clearhead.kernels.cache import part, step
+from clearhead.kernels.cache import step
 from clearhead.kernels.microkernels import additive_tile, score_tile, turn_in
 from clearhead.kernels.modify import add_tile, cap_tile, hide_outside, hide_tile, slope_tile, top_tile
 from clearhead.kernels.target import host
@@ -245,7 +245,7 @@ def keys_of(x, w, batch, head, first, keys):
     return w.key, width
 
 
-@part
+@step
 def score_keys(x, w, batch, head, first, keys, key, step, value, value_step, shown, marked):
     """Scores of the loaded queries with these keys, raising TOP, where ``look`` has been before.
 
@@ -266,7 +266,7 @@ def raised_by(x, w, shown, marked):
     return pointer(w.lanes, (TOP if direct else CHANGE) * x.rows)
 
 
-@part
+@step
 def bend_scores(x, w, batch, head, first, keys, shown, marked):
     """What follows a match: all that is done to scores, and what is hidden; then TOP, if it was not raised yet."""
     padded, scores = whole_micro(x, keys), w.scores

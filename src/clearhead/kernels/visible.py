@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clearhead.kernels.cache import part, step
+from clearhead.kernels.cache import step
 from clearhead.kernels.modify import some_and_all, turn_bytes
 from clearhead.kernels.vectors import address_of, call_at, pointer
 
@@ -86,7 +86,7 @@ def offset_of(leaf, batch, other):
     return address_of(leaf[OTHER_OFFSETS if other else OFFSETS], batch, _INT64)[0]
 
 
-@part
+@step
 def push_intervals(x, leaf, w, seen, batch, head, first, keys):
     """start <= key < stop"""
     base = offset_of(leaf, batch, False) + head * leaf[HEAD]
@@ -110,7 +110,7 @@ def push_intervals(x, leaf, w, seen, batch, head, first, keys):
     return PARTLY
 
 
-@part
+@step
 def push_array(x, leaf, w, seen, batch, head, first, keys):
     """A boolean array's tile, turned so that queries lie along the lanes."""
     step = leaf[KEY]
@@ -125,7 +125,7 @@ def push_array(x, leaf, w, seen, batch, head, first, keys):
     return how_much(w, seen, keys)
 
 
-@part
+@step
 def push_equal(x, leaf, w, seen, batch, head, first, keys):
     """id of the query == id of the key"""
     base = offset_of(leaf, batch, False) + head * leaf[HEAD]
@@ -139,7 +139,7 @@ def push_equal(x, leaf, w, seen, batch, head, first, keys):
     return how_much(w, seen, keys)
 
 
-@part
+@step
 def negate(x, w, at, keys):
     """~a"""
     w.shown[at] = 2 - w.shown[at]
@@ -149,7 +149,7 @@ def negate(x, w, at, keys):
             seen[i] = 1 - seen[i]
 
 
-@part
+@step
 def combine(x, w, first, second, keys, both):
     """a & b, or a | b, into the first"""
     one, other = w.shown[first], w.shown[second]
