@@ -76,7 +76,8 @@ def score_tile(typingctx, key, stride, value, value_stride, query, scores, dim, 
         key, stride, value, value_stride, query, scores, dim, keys, top = arguments
         v = Vectors(b, signature.args[0].dtype)
         count, parts = ir.Constant(i64, v.keys), ir.Constant(i64, 2 * v.keys)
-        part = b.sdiv(dim, parts)  # steps of dim in each, which asks for parts numbers at each: a line, of float32
+        part = b.sdiv(dim, parts)  # steps of dim in each, which asks for ``parts`` numbers at each: a line, of float32
+        lines = max(1, 2 * v.keys * v.size // 64)
 
         def some_keys(t, running):
             first = b.mul(t, count)
@@ -99,7 +100,9 @@ def score_tile(typingctx, key, stride, value, value_stride, query, scores, dim, 
                 begin = b.mul(n, part)
 
                 def step(i, accumulators):
-                    v.prefetch(b.gep(ahead, [b.mul(i, parts)]), 0)
+                    place = b.gep(ahead, [b.mul(i, parts)])
+                    for n in range(lines):
+                        v.prefetch(place, 64 * n)
                     return one_dim(b.add(begin, i), accumulators)
 
                 return loop(b, part, accumulators, step)

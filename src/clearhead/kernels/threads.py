@@ -34,7 +34,7 @@ def set_num_threads(count: int | None) -> None:
 
 
 def share(work: Callable[[int, int], None], items: int, grain: int = 1) -> None:
-    """Call ``work(first, last)`` until all of 0 ... items-1 are done, ``grain`` at a time, on several threads.
+    """Call ``work(first, last)`` until all of 0 ... items-1 are done, ``grain`` or fewer at a time, on several threads.
 
     The caller's thread works too. If work raises, or the user interrupts, no new share is begun, those under way
     are waited for, and the error comes out here.
@@ -46,12 +46,14 @@ def share(work: Callable[[int, int], None], items: int, grain: int = 1) -> None:
             work(first, min(first + grain, items))
         return
     turn, stop = itertools.count(), threading.Event()
+    # As many shares for each thread, all of a size: where work is even, none ends later than the others.
+    shares = min(items, -(-shares // (helpers + 1)) * (helpers + 1))
 
     def take() -> None:
         try:
             # next() on a count is one step under the GIL: no two threads get the same turn.
             while (n := next(turn)) < shares and not stop.is_set():
-                work(n * grain, min((n + 1) * grain, items))
+                work(items * n // shares, items * (n + 1) // shares)
         except BaseException:
             stop.set()
             raise
