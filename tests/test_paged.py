@@ -71,6 +71,20 @@ def test_blocks_are_referred_to() -> None:
     np.testing.assert_allclose(ch.attention(q, cache), 2 * before, rtol=1e-6)
 
 
+@pytest.mark.parametrize("count", [1, 60])
+def test_misaligned_blocks_are_read_whole(count: int) -> None:
+    """What kernels cannot read in place is copied before blocks are looked for from the first one's address."""
+    key, value, table, lengths = blocks("float32", 16)
+    q = queries("float32", count)
+    expected = ch.attention(q, ch.PagedKeyValues(key, value, table, lengths))
+    shifted = []
+    for x in (key, value):
+        raw = np.zeros(x.nbytes + 1, np.uint8)[1:].view(x.dtype).reshape(x.shape)
+        raw[...] = x
+        shifted.append(raw)
+    np.testing.assert_array_equal(ch.attention(q, ch.PagedKeyValues(*shifted, table, lengths)), expected)
+
+
 def test_nan_past_a_sequences_end_and_in_others_blocks_is_nothing() -> None:
     key, value, table, lengths = blocks("float32", 16)
     q = queries("float32", 1)

@@ -17,6 +17,7 @@ from clearhead.kernels import measure as measure_kernels
 from clearhead.kernels import weights as weight_kernels
 from clearhead.kernels.arguments import ADDRESS, MICRO, Arguments, Likes, Strided, likes, pack
 from clearhead.kernels.forward import attend
+from clearhead.kernels.forward_amx import attend_amx
 from clearhead.kernels.target import converts_float16, host
 from clearhead.kernels.threads import get_num_threads, share
 from clearhead.kernels.tiles import Workspace, workspace
@@ -234,16 +235,15 @@ class _Tiles:
 
     def run_amx(self, numbers: Ints, kinds: Likes, output: Floats, logsumexp: Floats) -> None:
         """The forward pass on the matrix unit; rows that it must leave aside by ``attend``."""
-        from clearhead.kernels.forward_amx import attend_amx
-
         own, told, strange = numbers.copy(), amx.configuration(), np.zeros(output.shape[:-1], np.uint8)
         own[MICRO], flat = amx.DEPTH, strange.reshape(-1)
         self.run(lambda places, first, last: attend_amx(own, kinds, places, told, flat, first, last))
-        if not strange.any():
+        left = np.flatnonzero(strange)
+        if len(left) == 0:
             return
         queries, rows = output.shape[2], host().rows(np.float32)
         tiles = -(-queries // rows)
-        items = np.unique(np.flatnonzero(strange) // queries * tiles + np.flatnonzero(strange) % queries // rows)
+        items = np.unique(left // queries * tiles + left % queries // rows)
 
         def again(first: int, last: int) -> None:
             for item in items[first:last].tolist():

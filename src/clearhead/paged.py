@@ -23,7 +23,8 @@ class PagedKeyValues:
     ----------
     key, value : arrays (blocks, heads, size, dim) and (blocks, heads, size, value dim)
         Blocks of ``size`` tokens, of any strides: ``np.moveaxis`` gives other orders of the axes. They are read where
-        they lie, never copied for few queries; write to them as you like between calls.
+        they lie, never copied for few queries; write to them as you like between calls. (Misaligned arrays are copied
+        here, once.)
     table : integers (batch, blocks of a sequence)
         Entries past a sequence's length are not looked at.
     lengths : integers (batch,)
@@ -60,6 +61,8 @@ class PagedKeyValues:
         if self._lengths.size and not 0 <= self._lengths.min() <= self._lengths.max() <= room:
             raise ValueError(f"lengths must lie between 0 and the {room} tokens of a row of table, got {self._lengths}")
         self._blocks_key, self._blocks_value = key, value
+        # What kernels cannot read where it lies is copied, all of it: blocks are found from the first one's address.
+        self._readable = readable(key), readable(value)
         self.batch, self.dtype = len(self._table), key.dtype
         self.heads, self.size, self.dim, self.value_dim = *key.shape[1:], value.shape[3]
         used = np.arange(self._table.shape[1]) * self.size < self._lengths[:, None]
@@ -96,13 +99,14 @@ class PagedKeyValues:
 
     def paging(self) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
         """Tokens in a block; where the blocks of keys and of values lie, (batch, blocks): elements from the first."""
-        steps = (array.strides[0] // array.itemsize for array in (self._blocks_key, self._blocks_value))
+        steps = (array.strides[0] // array.itemsize for array in self._readable)
         key, value = (np.ascontiguousarray(self._pages * step) for step in steps)
         return self.size, key, value
 
     def first_pages(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """The blocks that ``paging`` counts from."""
-        return readable(self._blocks_key[:1]), readable(self._blocks_value[:1])
+        key, value = self._readable
+        return key[:1], value[:1]
 
     def _whole(self, blocks: NDArray[Any]) -> NDArray[Any]:
         found = np.moveaxis(blocks[self._pages], 2, 1)  # (batch, heads, blocks, size, dim)

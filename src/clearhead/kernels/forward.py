@@ -33,6 +33,7 @@ from clearhead.kernels.tiles import (
     keys_of,
     load_queries,
     look,
+    part_seen,
     place_of,
     room,
     row_of,
@@ -102,8 +103,7 @@ def attend_block(x, room, batch, head, count, block, keys):
     finite, finite_known = True, False
     for t in range(count):
         w = tile_room(x, room, t)
-        begin = max(0, w.reach[REACH_LOW] - block) // x.micro * x.micro
-        some = min(keys, w.reach[REACH_HIGH] - block) - begin
+        begin, some = part_seen(x, w, block, keys)
         if some <= 0:
             continue
         first = block + begin

@@ -41,6 +41,7 @@ from clearhead.kernels.tiles import (
     find_reach,
     is_natural,
     look,
+    part_seen,
     raised_by,
     room,
     row_of,
@@ -105,8 +106,7 @@ def attend_block(x, room, batch, head, count, block, keys):
     low = pointer(high, BLOCK // 2 * x.rows)
     for t in range(count):
         w = tile_room(x, room, t)
-        begin = max(0, w.reach[REACH_LOW] - block) // x.micro * x.micro
-        some = min(keys, w.reach[REACH_HIGH] - block) - begin
+        begin, some = part_seen(x, w, block, keys)
         if some <= 0:
             continue
         first = block + begin

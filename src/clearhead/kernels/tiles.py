@@ -222,6 +222,14 @@ def find_reach(x, w, batch, head, here):
 
 
 @step
+def part_seen(x, w, block, keys):
+    """(begin, how many) of a block's keys, counted from its first, that any of the tile's queries may see; begin is at
+    a whole micro-tile."""
+    begin = max(0, w.reach[REACH_LOW] - block) // x.micro * x.micro
+    return begin, min(keys, w.reach[REACH_HIGH] - block) - begin
+
+
+@step
 def look(x, w, batch, head, first, keys):
     """How much of this tile is visible, keys first ... first+keys-1: (by its runs of keys, by the mask's program)."""
     padded = whole_micro(x, keys)
