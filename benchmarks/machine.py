@@ -26,8 +26,9 @@ from numba.extending import intrinsic
 import blas
 import clearhead
 from clearhead import memory
+from clearhead.kernels.addresses import pointer
 from clearhead.kernels.target import host
-from clearhead.kernels.vectors import Vectors, at, i64, loop, pointer
+from clearhead.kernels.vectors import Vectors, at, i64, loop
 from workload import LARGE
 
 SAMPLE = 0.03  # seconds that one measurement of the peak takes

@@ -242,7 +242,7 @@ def _absent(dtype: np.dtype[Any]) -> Strided:
 def readable(array: NDArray[Any]) -> NDArray[Any]:
     """An array that kernels can read: native, aligned, elements at whole multiples of their size.
 
-    16 bits go under the name of integers, so that Numba knows the two apart: see ``kernels.vectors.widen``.
+    16 bits go under the name of integers, so that Numba knows the two apart: see ``kernels.addresses.widen``.
     """
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from clearhead.kernels.addresses import address_of, narrow, number_for, pointer, widen
 from clearhead.kernels.arguments import unpack
 from clearhead.kernels.cache import kernel, step
 from clearhead.kernels.streaming import exp_row, match_1, match_2, match_4, match_8, mix_1, mix_2, mix_4, mix_8
 from clearhead.kernels.tiles import FLOAT64, fill, row_of
-from clearhead.kernels.vectors import LN2, LOG2E, address_of, narrow, number_for, pointer, widen
+from clearhead.kernels.vectors import LN2, LOG2E
 
 CHUNK = 1024  # keys in a share of work: 0.5 MB of keys at dim 128, and scores of 4 KB a row
 ROWS = 8  # most rows (query heads of a group, times queries) at once

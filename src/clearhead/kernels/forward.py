@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 
+from clearhead.kernels.addresses import address_of, narrow, pointer, widen
 from clearhead.kernels.arguments import COMPUTED, unpack
 from clearhead.kernels.cache import kernel, step
 from clearhead.kernels.microkernels import exp2_tile, exp_tile, finite_row, mix_tile, turn_out
@@ -42,7 +43,6 @@ from clearhead.kernels.tiles import (
     tile_room,
     whole_micro,
 )
-from clearhead.kernels.vectors import address_of, narrow, pointer, widen
 from clearhead.kernels.visible import BLOCK, HIDDEN, WHOLLY
 
 

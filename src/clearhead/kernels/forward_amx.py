@@ -8,6 +8,7 @@ sum to infinity, and those that are not finite, are odd: it is given 0 instead, 
 
 import numpy as np
 
+from clearhead.kernels.addresses import number_for, pointer, seen_as
 from clearhead.kernels.amx import (
     CALM_HIGH,
     CALM_LOW,
@@ -49,7 +50,7 @@ from clearhead.kernels.tiles import (
     tile_room,
     whole_micro,
 )
-from clearhead.kernels.vectors import LOG2E, number_for, pointer, seen_as
+from clearhead.kernels.vectors import LOG2E
 from clearhead.kernels.visible import BLOCK, HIDDEN
 
 UINT16, UINT32 = np.uint16(0), np.uint32(0)

@@ -5,6 +5,7 @@ Nothing but a few numbers a row is kept. Definitions: ``clearhead.measures``.
 
 import numpy as np
 
+from clearhead.kernels.addresses import pointer
 from clearhead.kernels.arguments import COMPUTED, unpack
 from clearhead.kernels.cache import kernel
 from clearhead.kernels.microkernels import fold_tile
@@ -20,7 +21,7 @@ from clearhead.kernels.tiles import (
     row_of,
     take_tile,
 )
-from clearhead.kernels.vectors import LN2, pointer
+from clearhead.kernels.vectors import LN2
 from clearhead.kernels.visible import BLOCK
 from clearhead.kernels.weights import load_logsumexp, weigh_block
 

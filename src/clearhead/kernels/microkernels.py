@@ -2,7 +2,7 @@
 
 A tile of scores is an array (keys, rows). Keys and values are read where they lie, a scalar at a time, and
 broadcast over the lanes; sums and maxima over keys therefore never cross lanes. Each function is one step of
-``forward.attend`` and its kin, named after what it does to the tile. Pointers are made by ``vectors.pointer``.
+``forward.attend`` and its kin, named after what it does to the tile. Pointers are made by ``addresses.pointer``.
 """
 
 from llvmlite import ir

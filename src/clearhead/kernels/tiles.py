@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from clearhead.kernels.addresses import address_of, call_at, holds, largest, number_for, pointer, widen
 from clearhead.kernels.cache import step
 from clearhead.kernels.microkernels import additive_tile, score_tile, turn_in
 from clearhead.kernels.modify import add_tile, cap_tile, hide_outside, hide_tile, slope_tile, top_tile
 from clearhead.kernels.target import host
-from clearhead.kernels.vectors import LOG2E, address_of, call_at, holds, largest, number_for, pointer, widen
+from clearhead.kernels.vectors import LOG2E
 from clearhead.kernels.visible import BLOCK, PARTLY, WHOLLY, run_program
 
 # Tiles of queries that meet each block of keys together. Keys and values that exceed the second-level cache are then
@@ -29,7 +30,7 @@ class Scratch(NamedTuple):
 
     query: Any  # (TOGETHER, dim, rows), scaled
     scores: Any  # (BLOCK, rows)
-    extra: Any  # (BLOCK, rows): bias, or the weights' logarithms
+    extra: Any  # (BLOCK, rows): bias, or the weights' logarithms, or weights as pairs
     output: Any  # (TOGETHER, columns, rows): columns is value dim, made up to whole micro-tiles
     key: Any  # (BLOCK, dim), where keys cannot be read in place
     value: Any  # (BLOCK, columns), likewise

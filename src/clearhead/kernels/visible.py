@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from clearhead.kernels.addresses import address_of, call_at, pointer
 from clearhead.kernels.cache import step
 from clearhead.kernels.modify import some_and_all, turn_bytes
-from clearhead.kernels.vectors import address_of, call_at, pointer
 
 BLOCK = 128  # keys in a tile: with 48 queries, scores take 24 KB and stay in the first-level cache
 HIDDEN, PARTLY, WHOLLY = 0, 1, 2

@@ -5,6 +5,7 @@ Scores are computed by the same code, in the same order of operations, as in the
 
 import numpy as np
 
+from clearhead.kernels.addresses import number_for, pointer
 from clearhead.kernels.arguments import COMPUTED, unpack
 from clearhead.kernels.cache import kernel, step
 from clearhead.kernels.microkernels import weigh2_tile, weigh_tile
@@ -23,7 +24,6 @@ from clearhead.kernels.tiles import (
     row_of,
     score_keys,
 )
-from clearhead.kernels.vectors import number_for, pointer
 from clearhead.kernels.visible import BLOCK, HIDDEN
 
 
