@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from clearhead.kernels.threads import get_num_threads, set_num_threads
     from clearhead.keyvalue import KeyValueCache
     from clearhead.paged import PagedKeyValues
+    from clearhead.trace.live import trace, tracing
     from clearhead.weights import AttentionWeights
 
 __version__ = "0.1.0"
@@ -37,6 +38,7 @@ _ON_FIRST_USE = {
     "explain": "clearhead.explanation",
     "get_num_threads": "clearhead.kernels.threads",
     "set_num_threads": "clearhead.kernels.threads",
+    "tracing": "clearhead.trace.live",
 }
 
 __all__ = [
@@ -59,10 +61,14 @@ __all__ = [
     "scores",
     "set_num_threads",
     "softmax",
+    "trace",
+    "tracing",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "trace":  # a package that can be called: see there
+        return importlib.import_module("clearhead.trace")
     if name not in _ON_FIRST_USE:
         raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
     value = getattr(importlib.import_module(_ON_FIRST_USE[name]), name)

@@ -51,7 +51,7 @@ def test_colour_on_a_terminal_but_not_with_no_color(recorded: Path, run: Run, mo
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        ("cut", "layer-001.safetensors is cut short or not a file of Clearhead's"),
+        ("cut", "self-001.safetensors is cut short or not a file of Clearhead's"),
         ("foreign", "trace.json does not describe a trace of Clearhead's"),
         ("gone", "is not a trace: it has no trace.json"),
         ("newer", "upgrade Clearhead"),
@@ -61,7 +61,7 @@ def test_damaged_and_foreign_traces_are_one_line(
     damage: str, words: str, recorded: Path, tmp_path: Path, run: Run
 ) -> None:
     path = Path(shutil.copytree(recorded, tmp_path / "t"))
-    index, layer = path / "trace.json", path / "layer-001.safetensors"
+    index, layer = path / "trace.json", path / "self-001.safetensors"
     match damage:
         case "cut":
             layer.write_bytes(layer.read_bytes()[:5000])
@@ -70,7 +70,7 @@ def test_damaged_and_foreign_traces_are_one_line(
         case "gone":
             index.unlink()
         case "newer":
-            index.write_text(index.read_text().replace('"version": 1', '"version": 7'))
+            index.write_text(index.read_text().replace('"version": 2', '"version": 7'))
     for command in (["report", path], ["plot", path, "--layer", 0, "--head", 0, "-o", tmp_path / "x.png"]):
         result = run(*command)
         assert result.exit_code == 1

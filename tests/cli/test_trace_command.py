@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from clearhead.cli.trace import parse_layers
-from clearhead.trace import Trace, recording, writer
+from clearhead.trace import Trace, writer
 
 Run = Callable[..., Any]
 
@@ -28,7 +28,7 @@ def test_a_trace(model: Path, text: Path, tmp_path: Path, run: Run) -> None:
     trace = Trace.open(tmp_path / "a" / "t")
     assert len(trace.tokens) == 20
     assert trace.layers == (0, 2)
-    assert "tiny: 2 of 3 layers, 20 tokens: the trace will take about 12.2 kB" in result.stderr
+    assert "tiny: 2 of 3 layers, 20 tokens: the trace will take about 32.0 kB" in result.stderr
     assert result.stdout.startswith(f"Wrote {tmp_path / 'a' / 't'}: ")
     assert "peak memory" in result.stdout
     assert "As matrices, its weights would take 19.2 kB." in result.stdout
@@ -112,14 +112,14 @@ def test_a_disk_without_room(
 def test_what_can_happen_while_it_writes(
     error: BaseException, words: str, model: Path, text: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = recording.write_layer
+    write = writer.write_tensors
 
-    def fails(into: Any, layer: Any) -> None:
-        if layer.layer == 1:
+    def fails(file: Path, arrays: Any) -> None:
+        if file.name == "self-001.safetensors":
             raise error
-        write(into, layer)
+        write(file, arrays)
 
-    monkeypatch.setattr(recording, "write_layer", fails)
+    monkeypatch.setattr(writer, "write_tensors", fails)
     failed(run("trace", model, "--text", text, "-o", tmp_path / "t"), words)
     assert left(tmp_path) == []
 

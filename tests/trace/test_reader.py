@@ -38,7 +38,7 @@ def test_numbers_are_mapped_not_read(recorded: Trace) -> None:
     base: Any = recorded.arrays(0)["query"]
     while not isinstance(base, np.memmap):
         base = base.base
-    assert Path(base.filename) == recorded.path / "layer-000.safetensors"
+    assert Path(base.filename) == recorded.path / "self-000.safetensors"
 
 
 def test_a_trace_is_read_without_torch(recorded: Trace) -> None:
@@ -84,8 +84,8 @@ def test_an_index_that_is_not_json(content: bytes, copied: Path) -> None:
 
 
 def test_a_newer_trace_asks_for_an_upgrade(copied: Path) -> None:
-    change(copied, lambda index: index.update(version=2, clearhead="9.9"))
-    with pytest.raises(TraceError, match=r"format version 2 by Clearhead 9\.9.*reads up to version 1: upgrade"):
+    change(copied, lambda index: index.update(version=3, clearhead="9.9"))
+    with pytest.raises(TraceError, match=r"format version 3 by Clearhead 9\.9.*reads up to version 2: upgrade"):
         Trace.open(copied)
 
 
@@ -94,25 +94,39 @@ def test_a_newer_trace_asks_for_an_upgrade(copied: Path) -> None:
     [
         lambda index: index.update(version=0),
         lambda index: index.update(version="1"),
-        lambda index: index.update(tokens=3),
-        lambda index: index.update(layers=[]),
+        lambda index: index.update(sides=3),
+        lambda index: index.update(sites=[]),
         lambda index: index.update(clearhead=1),
         lambda index: index.pop("model"),
         lambda index: index["model"].pop("name"),
         lambda index: index["model"].update(layers=2.5),
         lambda index: index["model"].update(layers=True),
         lambda index: index["model"].update(layers=2),
-        lambda index: index["tokens"]["text"].pop(),
-        lambda index: index["tokens"].update(ids=["x"] * len(index["tokens"]["ids"])),
-        lambda index: index["layers"].append(index["layers"][0]),
-        lambda index: index["layers"][0].update(layer=-1),
-        lambda index: index["layers"][0].update(heads=0),
-        lambda index: index["layers"][0].update(key_heads=4),
-        lambda index: index["layers"][0].update(mask="../../secret"),
-        lambda index: index["layers"][0].update(scale=float("nan")),
-        lambda index: index["layers"][0].update(scale="big"),
-        lambda index: index["layers"][0].update(softcap=-1.0),
-        lambda index: index["layers"][0].update(dtype="PICKLE"),
+        lambda index: index["sides"][0]["texts"][0]["text"].pop(),
+        lambda index: index["sides"][0]["texts"][0].update(ids=["x"] * len(index["sides"][0]["texts"][0]["ids"])),
+        lambda index: index["sites"].append(index["sites"][0]),
+        lambda index: index["sites"][0].update(layer=-1),
+        lambda index: index["sites"][0].update(heads=0),
+        lambda index: index["sites"][0].update(key_heads=4),
+        lambda index: index["sites"][0].update(mask="../../secret"),
+        lambda index: index["sites"][0].update(scale=float("nan")),
+        lambda index: index["sites"][0].update(scale="big"),
+        lambda index: index["sites"][0].update(softcap=-1.0),
+        lambda index: index["sites"][0].update(dtype="PICKLE"),
+        lambda index: index["sites"][0].update(kind="../../secret"),
+        lambda index: index["sites"][0].update(bias="big"),
+        lambda index: index["sites"][0].update(kept="nothing"),
+        lambda index: index["sites"][0].update(numbers=[0, 0, 1, 2, 3, 4]),
+        lambda index: index["sites"][0].update(queries=3),
+        lambda index: index["sites"][0].update(kind="cross"),
+        lambda index: index["sides"].append(index["sides"][0]),
+        lambda index: index["sides"][0].update(name="head"),
+        lambda index: index["sides"][0].update(grid=[100, 100]),
+        lambda index: index["sides"][0].update(texts=[]),
+        lambda index: index["sides"][0]["texts"][0].update(padding=[-1]),
+        lambda index: [index["sides"][0]["texts"][0][name].pop() for name in ("ids", "text", "start", "stop")],
+        lambda index: index["checks"].update(missing=3),
+        lambda index: index["checks"]["sites"][0].pop("hidden"),
     ],
 )
 def test_an_index_that_makes_no_sense(edit: Callable[[dict[str, Any]], Any], copied: Path) -> None:
@@ -124,36 +138,35 @@ def test_an_index_that_makes_no_sense(edit: Callable[[dict[str, Any]], Any], cop
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda index: index["layers"][0].update(heads=12),
-        lambda index: index["layers"][0].update(dim=4),
-        lambda index: index["layers"][0].update(dtype="F64"),
-        lambda index: index["layers"][0].update(mask="intervals"),
-        lambda index: index["layers"][0].update(mask="array"),
-        lambda index: [column.pop() for column in index["tokens"].values()],
+        lambda index: index["sites"][0].update(heads=12),
+        lambda index: index["sites"][0].update(dim=4),
+        lambda index: index["sites"][0].update(dtype="F64"),
+        lambda index: index["sites"][0].update(mask="intervals"),
+        lambda index: index["sites"][0].update(mask="array"),
     ],
 )
 def test_files_that_hold_something_else(edit: Callable[[dict[str, Any]], Any], copied: Path) -> None:
     change(copied, edit)
-    with pytest.raises(TraceError, match=r"layer-000\.safetensors holds .*, the trace needs .*: record it again"):
+    with pytest.raises(TraceError, match=r"self-000\.safetensors holds .*, the trace needs .*: record it again"):
         Trace.open(copied)
 
 
 def test_more_or_fewer_arrays_than_the_trace_needs(copied: Path) -> None:
-    file = copied / "layer-002.safetensors"
+    file = copied / "self-002.safetensors"
     arrays = {name: array.copy() for name, array in read_tensors(file).items()}
     for tensors in (arrays | {"extra": np.zeros(2)}, {name: arrays[name] for name in ("query", "key")}):
         write_tensors(file, tensors)
-        with pytest.raises(TraceError, match=r"layer-002\.safetensors holds"):
+        with pytest.raises(TraceError, match=r"self-002\.safetensors holds"):
             Trace.open(copied)
 
 
 def test_a_layer_cut_short_or_gone(copied: Path) -> None:
-    file = copied / "layer-001.safetensors"
+    file = copied / "self-001.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(TraceError, match=r"layer-001\.safetensors is cut short"):
+    with pytest.raises(TraceError, match=r"self-001\.safetensors is cut short"):
         Trace.open(copied)
     file.unlink()
-    with pytest.raises(TraceError, match=r"layer-001\.safetensors is missing"):
+    with pytest.raises(TraceError, match=r"self-001\.safetensors is missing"):
         Trace.open(copied)
 
 
@@ -163,7 +176,7 @@ def test_masks_are_kept(tmp_path: Path, recorded: Trace) -> None:
 
     path = Path(shutil.copytree(recorded.path, tmp_path / "t"))
     tokens = len(recorded.tokens)
-    arrays = {name: array.copy() for name, array in read_tensors(path / "layer-000.safetensors").items()}
+    arrays = {name: array.copy() for name, array in read_tensors(path / "self-000.safetensors").items()}
     row = np.arange(tokens)
     start, stop = np.maximum(0, row - 3), row + 1
     start[4] = stop[4] = 0  # a row that sees nothing
@@ -175,10 +188,56 @@ def test_masks_are_kept(tmp_path: Path, recorded: Trace) -> None:
     for kind, (mask, tensors) in cases.items():
         score = scores.dot(recorded.facts(0).scale)
         expected, logsumexp = core.attend(
-            arrays["query"], arrays["key"], arrays["key"], mask=mask, score=score, dtype=np.float64
+            arrays["query"][0], arrays["key"][0], arrays["key"][0], mask=mask, score=score, dtype=np.float64
         )[1:]
-        write_tensors(path / "layer-000.safetensors", {**arrays, "logsumexp": logsumexp, **tensors})
-        change(path, lambda index, kind=kind: index["layers"][0].update(mask=kind))
+        more = {"logsumexp": logsumexp, **tensors}
+        write_tensors(path / "self-000.safetensors", arrays | {name: array[None] for name, array in more.items()})
+        change(path, lambda index, kind=kind: index["sites"][0].update(mask=kind))
         trace = Trace.open(path)
         assert np.abs(np.asarray(trace.weights(0)) - expected).max() < 1e-5
         assert np.abs(np.asarray(trace.weights(0, 4))[0] - expected[4]).max() < 1e-5
+
+
+def test_a_trace_of_version_1_still_opens(recorded: Trace, tmp_path: Path) -> None:
+    """As Clearhead 0.1 wrote them: one text, a file for each layer, no axis for texts, nothing measured."""
+    old = tmp_path / "old"
+    old.mkdir()
+    layers = []
+    for site in recorded.sites:
+        arrays = recorded.arrays(site.layer)
+        kept = {name: np.array(arrays[name][0]) for name in ("query", "key", "logsumexp")}
+        write_tensors(old / f"layer-{site.layer:03d}.safetensors", kept)
+        facts = ("layer", "heads", "key_heads", "dim", "dtype", "mask", "scale", "softcap", "window")
+        layers.append({name: getattr(site, name) for name in facts})
+    tokens = {name: list(getattr(recorded.text, name)) for name in ("ids", "text", "start", "stop")}
+    model = dict(vars(recorded.model))
+    index = {"format": "clearhead-trace", "version": 1, "clearhead": "0.1.0"}
+    (old / "trace.json").write_text(json.dumps(index | {"model": model, "tokens": tokens, "layers": layers}))
+    trace = Trace.open(old)
+    assert trace.kinds == ("self",)
+    assert trace.tokens == recorded.tokens
+    assert trace.layers == (0, 1, 2)
+    assert np.array_equal(np.asarray(trace.weights(2)), np.asarray(recorded.weights(2)))
+    assert np.array_equal(trace.weights(1, 4)[0, 7], recorded.weights(1, 4)[0, 7])
+    assert trace.measures(0).mean("entropy") == pytest.approx(recorded.measures(0).mean("entropy"))
+    assert trace.checks.sites == ()
+    (old / "layer-001.safetensors").unlink()
+    with pytest.raises(TraceError, match=r"layer-001\.safetensors is missing"):
+        Trace.open(old)
+
+
+def test_kinds_and_sides(recorded: Trace) -> None:
+    assert recorded.kinds == ("self",)
+    assert [str(site) for site in recorded.sites] == ["self layer 0", "self layer 1", "self layer 2"]
+    assert recorded.texts == 1
+    assert recorded.side("self", "key").text == recorded.tokens
+    assert recorded.grid() is None
+    assert recorded.checks.passed
+    assert [check.layer for check in recorded.checks.sites] == [0, 1, 2]
+    assert recorded.checks.missing == ()
+    with pytest.raises(TraceError, match="this trace holds no 'cross' attention, only self"):
+        recorded.weights(0, kind="cross")
+    with pytest.raises(TraceError, match="a site has a query side and a key side, not 'value'"):
+        recorded.side("self", "value")
+    with pytest.raises(TraceError, match="the trace holds texts 0 to 0, there is no text 1"):
+        recorded.weights(0, text=1)

@@ -17,7 +17,7 @@ import pytest
 import tiny_models
 import torch
 
-from clearhead.trace import Layer, Model, Trace, TraceError, load, record, recording, tokenize, writer
+from clearhead.trace import Call, Model, Trace, TraceError, load, record, recorder, recording, tokenize, writer
 from clearhead.trace.format import Tokens
 
 
@@ -61,21 +61,28 @@ def test_bfloat16(tmp_path: Path) -> None:
 
 def test_what_is_on_disk(recorded: Trace) -> None:
     names = sorted(file.name for file in recorded.path.iterdir())
-    assert names == ["layer-000.safetensors", "layer-001.safetensors", "layer-002.safetensors", "trace.json"]
+    assert names == ["self-000.safetensors", "self-001.safetensors", "self-002.safetensors", "trace.json"]
     index = json.loads((recorded.path / "trace.json").read_text())
     assert index["format"] == "clearhead-trace"
-    assert index["version"] == 1
+    assert index["version"] == 2
     assert index["model"]["type"] == "llama"
-    assert index["layers"][1] == {
+    assert index["sites"][1] == {
+        "kind": "self",
         "layer": 1,
         "heads": 6,
         "key_heads": 2,
+        "queries": len(recorded.tokens),
+        "keys": len(recorded.tokens),
         "dim": 8,
         "dtype": "F32",
         "mask": "causal",
         "scale": 8**-0.5,
         "softcap": None,
         "window": None,
+        "bias": "none",
+        "causal": True,
+        "numbers": [],
+        "kept": "all",
     }
     assert os.stat(recorded.path).st_mode & 0o777 == 0o777 & ~_umask()
 
@@ -101,17 +108,18 @@ def test_each_layer_is_written_as_it_happens(tiny: Model, tokens: Tokens, tmp_pa
 def test_memory_does_not_grow_with_the_layers(
     tiny: Model, tokens: Tokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, before = recording.write_layer, []
+    hear, before = recorder.Recorder.hear, []
 
-    def watched(into: Any, layer: Layer) -> None:
+    def watched(self: recorder.Recorder, call: Call) -> None:
         gc.collect()
         assert not any(earlier() for earlier in before)
-        before.extend([weakref.ref(layer), weakref.ref(layer.query)])
-        write(into, layer)
+        before.append(weakref.ref(call.query))
+        hear(self, call)
+        before.extend(weakref.ref(tensor) for one in self.gatherings.values() for tensor in one.query)
 
-    monkeypatch.setattr(recording, "write_layer", watched)
+    monkeypatch.setattr(recorder.Recorder, "hear", watched)
     record(tiny, tokens, tmp_path / "t")
-    assert len(before) == 6
+    assert len(before) == 3
 
 
 def test_chosen_layers(tiny: Model, tokens: Tokens, tmp_path: Path) -> None:
@@ -134,7 +142,7 @@ def test_a_text_longer_than_the_context(tiny: Model, tmp_path: Path) -> None:
 
 def test_a_disk_that_is_too_small(tiny: Model, tokens: Tokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=20_000))
-    with pytest.raises(TraceError, match=r"the trace takes about 33\.7 kB and 20\.0 kB are free in .*--layers"):
+    with pytest.raises(TraceError, match=r"the trace takes about [0-9.]+ kB and 20\.0 kB are free in .*--layers"):
         record(tiny, tokens, tmp_path / "t")
     assert list(tmp_path.iterdir()) == []
 
@@ -156,7 +164,7 @@ def test_nothing_is_left_half_written(
 
     def fails(file: Path, tensors: Any) -> None:
         write(file, tensors)
-        if file.name == "layer-001.safetensors":
+        if file.name == "self-001.safetensors":
             raise error
 
     monkeypatch.setattr(writer, "write_tensors", fails)
@@ -222,13 +230,13 @@ def test_what_is_not_a_trace_is_left_alone(tiny: Model, tokens: Tokens, tmp_path
 def test_a_model_that_changes_its_scores_in_secret_is_refused(
     tiny: Model, tokens: Tokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = recording.write_layer
+    hear = recorder.Recorder.hear
 
-    def biased(into: Any, layer: Layer) -> None:
-        own = layer.output + (0.1 if layer.layer == 1 else 0)
-        write(into, Layer(**{**vars(layer), "output": own}))
+    def biased(self: recorder.Recorder, call: Call) -> None:
+        own = call.output + (0.1 if call.site.layer == 1 else 0)
+        hear(self, Call(**{**vars(call), "output": own}))
 
-    monkeypatch.setattr(recording, "write_layer", biased)
-    with pytest.raises(TraceError, match=r"layer 1, head 0: the weights of query 0.*off by 0\.1"):
+    monkeypatch.setattr(recorder.Recorder, "hear", biased)
+    with pytest.raises(TraceError, match=r"self layer 1, head \d: the weights of query \d+,.*off by 0\.\d+"):
         record(tiny, tokens, tmp_path / "t")
     assert list(tmp_path.iterdir()) == []

@@ -61,7 +61,7 @@ def test_rows_that_see_nothing_take_no_part(recorded: Trace, monkeypatch: pytest
     import clearhead
 
     weights = recorded.weights(0)
-    arrays = recorded.arrays(0)
+    arrays = {name: array[0] for name, array in recorded.arrays(0).items()}
     blind = {0, 5, 6}
     row = np.arange(len(recorded.tokens))
     stop = np.where(np.isin(row, list(blind)), 0, row + 1)
@@ -88,7 +88,7 @@ def test_rows_that_see_nothing_take_no_part(recorded: Trace, monkeypatch: pytest
 def test_a_trace_that_sees_nothing(recorded: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     import clearhead
 
-    arrays = recorded.arrays(0)
+    arrays = {name: array[0] for name, array in recorded.arrays(0).items()}
     nothing = clearhead.masks.intervals(0, 0)
     hidden = clearhead.attention_weights(arrays["query"], arrays["key"], mask=nothing)
     monkeypatch.setattr(Trace, "weights", lambda self, layer: hidden)

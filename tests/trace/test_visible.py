@@ -12,7 +12,7 @@ from clearhead.trace.visible import Visible, describe
 
 
 def dense(seen: Visible, heads: int, queries: int, keys: int) -> np.ndarray:
-    mask = seen.mask()
+    mask = seen.of(0).mask()
     if mask is None:
         return np.ones((heads, queries, keys), bool)
     return mask.dense(queries, keys, heads).reshape(heads, queries, keys)
@@ -20,7 +20,7 @@ def dense(seen: Visible, heads: int, queries: int, keys: int) -> np.ndarray:
 
 @given(arrays(bool, st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 6))))
 def test_nothing_is_lost(allowed: np.ndarray) -> None:
-    assert np.array_equal(dense(describe(allowed), *allowed.shape), allowed)
+    assert np.array_equal(dense(describe(allowed[None]), *allowed.shape), allowed)
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.data())
@@ -29,7 +29,7 @@ def test_unbroken_rows_become_intervals(queries: int, keys: int, data: st.DataOb
     stop = data.draw(arrays(int, queries, elements=st.integers(0, keys)))
     key = np.arange(keys)
     allowed = ((start[:, None] <= key) & (key < stop[:, None]))[None]
-    found = describe(allowed)
+    found = describe(allowed[None])
     assert found.kind != "array"
     assert np.array_equal(dense(found, 1, queries, keys), allowed)
 
@@ -46,4 +46,4 @@ def test_unbroken_rows_become_intervals(queries: int, keys: int, data: st.DataOb
     ],
 )
 def test_kinds(rows: list[list[int]], kind: str) -> None:
-    assert describe(np.array([rows], bool)).kind == kind
+    assert describe(np.array([[rows]], bool)).kind == kind

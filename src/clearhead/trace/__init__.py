@@ -1,24 +1,43 @@
-"""Every head of a language model over a text, recorded while the model runs and looked at later.
+"""Every head of a transformers model over its inputs, recorded while the model runs and looked at later.
 
-    models.py, smollm2.py   find and load a model: local, offline, never unpickled
-    text.py                 a text as tokens, each with the characters it came from
-    capture.py              listen to the model's attention without changing a bit of it
-    visible.py              who may look at whom, in two integers a row where possible
-    recording.py            run once, write each layer as it happens
-    writer.py, tensors.py   whole or not there: temporary names, then renamed
-    format.py, reader.py    what lies on disk; opened by mapping it into memory
-    report.py               what every head does, in five numbers
+    models.py, smollm2.py        find and load a model: local, offline, never unpickled
+    text.py                      a text as tokens, each with the characters it came from
+    live.py, recording.py        trace a model that is at hand, or one that `load` found, over a text
+    recorder.py                  who does the following, for one trace
+      sites.py                     which attentions a model has: kinds and layers
+      capture.py                   listen to them without changing a bit
+      inputs.py                    what their queries and keys stand for
+      visible.py                   who may look at whom, in two integers a row where possible
+      gather.py                    a prompt and single steps as one record, in absolute positions
+      faithful.py                  is the record the model's own attention?
+      measured.py                  what every head does, in a few numbers
+      keep.py                      what of all this is kept
+    writer.py, tensors.py        whole or not there: temporary names, then renamed
+    format.py, checked.py,       what lies on disk; JSON and files checked before anything is believed
+      holding.py
+    reader.py                    Trace: opened by mapping it into memory
+    report.py                    what every head does, and the strongest of each kind
 
+>>> import clearhead as ch
 >>> from clearhead.trace import Trace, load, record, tokenize
 >>> model = load("smollm2")                                                # doctest: +SKIP
 >>> trace = record(model, tokenize(model.tokenizer, "Hello there."), "hello.trace")   # doctest: +SKIP
 >>> trace.weights(3)[0, 2]                                                 # doctest: +SKIP
+>>> trace = ch.trace(any_model, inputs)                                    # doctest: +SKIP
 
-torch and transformers are imported by what runs a model, when it runs it: reading a trace needs neither.
+``clearhead.trace`` is this package and can be called as well, as :func:`clearhead.trace.live.trace`. torch and
+transformers are imported by what runs a model, when it runs it: reading a trace needs neither.
 """
 
-from clearhead.trace.capture import Layer, capture
+import sys
+from types import ModuleType
+from typing import Any
+
+from clearhead.trace.capture import Call, capture
 from clearhead.trace.errors import TraceError
+from clearhead.trace.format import Checks, Side, Site, SiteCheck, Tokens
+from clearhead.trace.live import Tracing, trace, tracing
+from clearhead.trace.measured import SiteMeasures
 from clearhead.trace.models import Model, load
 from clearhead.trace.reader import Trace
 from clearhead.trace.recording import record
@@ -26,15 +45,33 @@ from clearhead.trace.report import Report, summarize
 from clearhead.trace.text import read_text, tokenize
 
 __all__ = [
-    "Layer",
+    "Call",
+    "Checks",
     "Model",
     "Report",
+    "Side",
+    "Site",
+    "SiteCheck",
+    "SiteMeasures",
+    "Tokens",
     "Trace",
     "TraceError",
+    "Tracing",
     "capture",
     "load",
     "read_text",
     "record",
     "summarize",
     "tokenize",
+    "trace",
+    "tracing",
 ]
+
+
+class _Callable(ModuleType):
+    def __call__(self, *arguments: Any, **options: Any) -> Trace:
+        return trace(*arguments, **options)
+
+
+# A package's attribute of this name is the package, whatever is put there: so it is what one calls.
+sys.modules[__name__].__class__ = _Callable

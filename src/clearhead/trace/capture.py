@@ -1,13 +1,14 @@
 """Listen to a transformers model's attention while it runs, without changing a bit of what it computes.
 
-transformers lets a model's attention be swapped by name. The function registered here under such a name calls
-the one that would have run (``sdpa``, or the model's own ``eager``), hands its inputs to a listener, and
-returns its result as it is. The name is registered twice, for the function and for the mask that goes with
-it: with the first alone, transformers builds no mask and a causal model sees the future."""
+Every attention that can be swapped asks ``AttentionInterface.get_interface`` which function to run. While a block
+lasts, the answer is the same function, wrapped: it runs as it would have, on the same inputs, and what went in and
+came out is shown to a listener. Nothing is renamed and no configuration is touched, so that code which asks for the
+implementation's name, and the masks that are made for it, stay as they are."""
 
 from __future__ import annotations
 
-import sys
+import functools
+import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,230 +16,221 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from clearhead.trace.errors import TraceError
+from clearhead.trace.sites import Attention, Attentions, check_kinds, find_attentions
 from clearhead.trace.visible import Visible, describe
 
-OWN_NAMES = {"sdpa": "clearhead-sdpa", "eager": "clearhead-eager"}
 MASKS_KEPT = 4  # full and sliding layers alternate in the models that have more than one
+HIDDEN = -1e4  # numbers added to scores that hide: finfo.min of any dtype, -inf, and what models used before
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
-    """What one layer's attention was given and what it made of it. Arrays share the model's memory.
+class Call:
+    """One call of one attention: what went in and came out, as the model's own tensors.
 
-    query : (heads, queries, dim), after rotary embedding; key : (key_heads, keys, dim); value : (key_heads,
-    keys, value dim); output : (heads, queries, value dim); sinks : (heads,) or None; window : how far back
-    the model says it looks."""
+    query : (texts, heads, queries, dim), after rotary embedding; key : (texts, key heads, keys, dim); value : (texts,
+    key heads, keys, value dim); output : (texts, heads, queries, value dim); visible : who may look at whom; bias :
+    (texts or 1, heads or 1, queries, keys), added to scores, or None; sinks : (heads,) or None; window : how far back
+    the model says it looks; causal : whether it says that nothing sees the future."""
 
-    layer: int
-    query: NDArray[Any]
-    key: NDArray[Any]
-    value: NDArray[Any]
-    output: NDArray[Any]
+    site: Attention
+    query: Any
+    key: Any
+    value: Any
+    output: Any
     visible: Visible
+    bias: Any
     scale: float
     softcap: float | None
-    sinks: NDArray[Any] | None
+    sinks: Any
     window: int | None
+    causal: bool
 
 
-Listener = Callable[[Layer], None]
+Listener = Callable[[Call], None]
 
 
 @dataclass(eq=False)
-class _Session:
-    """One use of `capture`: who listens, to which layers, and what has been heard so far."""
+class Session:
+    """One use of `capture`: who listens, to which attentions, and which have been heard so far."""
 
     listener: Listener
-    layers: Collection[int] | None
-    own: str
+    attentions: Attentions
+    wanted: dict[int, Attention]  # by the identity of its module
     heard: set[int] = field(default_factory=set)
-    # Layers share few masks. Each is described once; it is kept, so that its identity stays its own while it
-    # is here.
-    masks: dict[int, tuple[Any, Visible]] = field(default_factory=dict)
+    implementation: str = ""
+    # Layers share few masks. Each is described once; it is kept, so that its identity stays its own while it is here.
+    masks: dict[int, tuple[Any, Visible, Any]] = field(default_factory=dict)
+
+    def silent(self) -> list[Attention]:
+        """What was wanted and has not run."""
+        return [one for module, one in self.wanted.items() if module not in self.heard]
 
 
 # Of this thread and context alone: models that run elsewhere at the same time are not listened to.
-_SESSION: ContextVar[_Session | None] = ContextVar("clearhead-capture", default=None)
+_SESSION: ContextVar[Session | None] = ContextVar("clearhead-capture", default=None)
 
 
 @contextmanager
-def capture(model: Any, listener: Listener, layers: Collection[int] | None = None) -> Iterator[set[int]]:
-    """Call ``listener`` with each of the chosen layers (all, when None) as it runs, while the block lasts.
+def capture(
+    network: Any,
+    listener: Listener,
+    layers: Collection[int] | None = None,
+    kinds: Collection[str] | None = None,
+) -> Iterator[Session]:
+    """Call ``listener`` with each call of the chosen attentions (all, when None) while the block lasts.
 
-    Gives the set of layers heard so far. The model's outputs are bit for bit those it has without this.
-    Batches hold one text, and the model keeps no cache (``use_cache=False``).
+    The model's outputs are bit for bit those it has without this.
 
-    Raises TraceError if the model's attention cannot be listened to, or does what cannot be told from its
-    inputs.
+    Raises TraceError if the model's attention cannot be listened to, or does what cannot be told from its inputs.
 
     >>> with capture(model, print, layers=[0]):                             # doctest: +SKIP
-    ...     model(**tokenizer("Hello", return_tensors="pt"), use_cache=False)
+    ...     model(**tokenizer("Hello", return_tensors="pt"))
     """
-    own = str(model.config.get_text_config()._attn_implementation)
-    if own not in OWN_NAMES:
-        raise TraceError(
-            f"the model runs attention {own!r}: load it with attn_implementation='sdpa' (or 'eager') to trace it"
-        )
-    _register()
-    session = _Session(listener, layers, own)
-    before = [(config, config._attn_implementation) for config in _configs(model.config)]
+    attentions = find_attentions(network)
+    check_kinds(attentions, kinds, network)
+    wanted = {
+        id(one.module): one
+        for one in attentions.heard
+        if (kinds is None or one.kind in kinds) and (layers is None or one.layer in layers)
+    }
+    for one in wanted.values():
+        _check_implementation(getattr(getattr(one.module, "config", None), "_attn_implementation", None) or "eager")
+    session = Session(listener, attentions, wanted)
     token = _SESSION.set(session)
     try:
-        model.set_attn_implementation(OWN_NAMES[own])
-        if model.config.get_text_config()._attn_implementation != OWN_NAMES[own]:
-            raise _deaf(model)
-        yield session.heard
+        with _wrapped():
+            yield session
     finally:
         _SESSION.reset(token)
-        for config, name in before:
-            config._attn_implementation = name
 
 
-def check_heard(model: Any, heard: set[int], wanted: Collection[int] | None) -> None:
-    """Raise TraceError if a layer that was asked for, or every layer, stayed silent."""
-    if not heard:
-        raise _deaf(model)
-    if wanted is not None and (silent := sorted(set(wanted) - heard)):
-        raise TraceError(
-            f"layer {', '.join(map(str, silent))} has no attention that can be traced; those that have: "
-            f"{', '.join(map(str, sorted(heard)))}"
-        )
+_lock = threading.Lock()
+_inside = 0  # how many blocks are open, in all threads
+_original: Any = None
 
 
-def _deaf(model: Any) -> TraceError:
-    return TraceError(
-        f"{type(model).__name__} does not run its attention through transformers' AttentionInterface: it cannot be "
-        f"traced without changing it"
-    )
+@contextmanager
+def _wrapped() -> Iterator[None]:
+    """Make ``get_interface`` give what it gives, wrapped, to those who are listened to."""
+    import transformers
+
+    global _inside, _original
+    interface: Any = transformers.AttentionInterface
+    with _lock:
+        if _inside == 0:
+            _original = interface.get_interface
+            interface.get_interface = functools.wraps(_original)(_get_interface)
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if _inside == 0:
+                interface.get_interface = _original
 
 
-def _configs(config: Any) -> Iterator[Any]:
-    """A configuration and those inside it, outermost first: the order in which they can be set one by one."""
-    yield config
-    for name in config.sub_configs:
-        if (inner := getattr(config, name, None)) is not None:
-            yield from _configs(inner)
+def _get_interface(interface: Any, *names: Any, **options: Any) -> Any:
+    own = _original(interface, *names, **options)
+    return own if _SESSION.get() is None else functools.partial(_listen, own)
 
 
-def _register() -> None:
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import eager_mask, sdpa_mask
-
-    AttentionInterface.register(OWN_NAMES["sdpa"], _listen)
-    AttentionInterface.register(OWN_NAMES["eager"], _listen)
-    AttentionMaskInterface.register(OWN_NAMES["sdpa"], sdpa_mask)
-    AttentionMaskInterface.register(OWN_NAMES["eager"], eager_mask)
-
-
-def _own_function(session: _Session, module: Any) -> Callable[..., Any]:
-    """The attention that the model runs when nobody listens."""
-    if session.own == "sdpa":
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        return sdpa_attention_forward
-    own: Callable[..., Any] | None = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    if own is None:
-        raise TraceError(f"{type(module).__name__} has an eager attention of its own: load the model with 'sdpa'")
-    return own
-
-
-def _listen(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
-    """Stands where the model's attention stood: runs it, and tells the listener."""
+def _listen(own: Any, module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
+    """Runs the model's attention as it is, and tells the listener."""
+    result = own(module, query, key, value, attention_mask, **options)
     session = _SESSION.get()
-    if session is None:
-        raise TraceError("this model's attention is listened to in another thread: run it there, or wait")
-    result = _own_function(session, module)(module, query, key, value, attention_mask, **options)
-    layer = getattr(module, "layer_idx", None)
-    layer = len(session.heard) if layer is None else int(layer)
-    if session.layers is None or layer in session.layers:
-        if layer in session.heard:
-            raise TraceError(f"layer {layer} ran twice: one trace holds one pass over one text, without generation")
-        session.listener(_layer(session, module, layer, query, key, value, attention_mask, result[0], options))
-    session.heard.add(layer)
+    if session is not None and id(module) in session.wanted:
+        site = session.wanted[id(module)]
+        session.listener(_call(session, site, own, (query, key, value, attention_mask), result[0], options))
+        session.heard.add(id(module))
     return result
 
 
-def _layer(
-    session: _Session,
-    module: Any,
-    layer: int,
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
-    output: Any,
-    options: dict[str, Any],
-) -> Layer:
-    _check_traceable(layer, query, key, options)
+def _call(
+    session: Session, site: Attention, own: Any, inputs: tuple[Any, ...], output: Any, options: dict[str, Any]
+) -> Call:
+    query, key, value, mask = inputs
+    implementation = _implementation(own)
+    session.implementation = implementation
+    _check_traceable(site, query, key, options)
     causal = options.get("is_causal")
-    causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
-    scale = options.get("scaling")
-    sinks = options.get("s_aux")
-    window = options.get("sliding_window")
-    return Layer(
-        layer=layer,
-        query=_array(query[0]),
-        key=_array(key[0]),
-        value=_array(value[0]),
-        output=_array(output[0].transpose(0, 1)),
-        visible=_visible(session, layer, mask, causal, query.shape[2], key.shape[2]),
+    causal = bool(getattr(site.module, "is_causal", True) if causal is None else causal)
+    scale, softcap, window = (options.get(name) for name in ("scaling", "softcap", "sliding_window"))
+    if mask is None:
+        # Under sdpa, no mask means causal where the module says that it is, aligned at the first key.
+        visible, bias = Visible("full"), None
+        if implementation == "sdpa" and causal and query.shape[2] > 1:
+            visible, key, value = Visible("causal"), key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+    else:
+        visible, bias = _understood(session, mask, (query.shape[0], query.shape[2], key.shape[2]))
+    added = options.get("position_bias")
+    if added is not None:
+        added = added[..., : key.shape[2]]
+        bias = added if bias is None else bias + added
+    return Call(
+        site=site,
+        query=query,
+        key=key,
+        value=value,
+        output=output.transpose(1, 2),
+        visible=visible,
+        bias=bias,
         scale=float(query.shape[-1] ** -0.5 if scale is None else scale),
-        softcap=None if options.get("softcap") is None else float(options["softcap"]),
-        sinks=None if sinks is None else _array(sinks.float()),
+        softcap=None if softcap is None else float(softcap),
+        sinks=options.get("s_aux"),
         window=None if window is None else int(window),
+        causal=causal and site.kind != "cross",
     )
 
 
-def _check_traceable(layer: int, query: Any, key: Any, options: dict[str, Any]) -> None:
-    if query.shape[0] != 1:
-        raise TraceError(f"the batch holds {query.shape[0]} texts: one at a time can be traced")
-    if query.shape[2] != key.shape[2]:
+def _check_implementation(name: str) -> None:
+    if name not in ("sdpa", "eager"):
         raise TraceError(
-            f"layer {layer} has {query.shape[2]} queries and {key.shape[2]} keys: one pass over a whole text can be "
-            f"traced, without a cache (use_cache=False)"
+            f"the model runs attention {name!r}: load it with attn_implementation='sdpa' (or 'eager') to trace it"
         )
+
+
+def _implementation(own: Any) -> str:
+    """What a function is, by its name: each model has an eager attention of its own."""
+    name = getattr(own, "__name__", str(own))
+    found = "sdpa" if name == "sdpa_attention_forward" else "eager" if "eager" in name else name
+    _check_implementation(found)
+    return found
+
+
+def _check_traceable(site: Attention, query: Any, key: Any, options: dict[str, Any]) -> None:
     if options.get("dropout"):
         raise TraceError("the model is in training mode, where weights are dropped at random: call model.eval() first")
-    if options.get("position_bias") is not None:
-        raise TraceError(f"layer {layer} adds a learned bias to its scores: that cannot be traced yet")
+    if query.dim() != 4 or key.dim() != 4 or query.shape[0] != key.shape[0] or query.shape[1] % key.shape[1]:
+        raise TraceError(
+            f"{site.path} has queries {tuple(query.shape)} and keys {tuple(key.shape)}: they are not (texts, heads, "
+            f"tokens, dim), and cannot be traced"
+        )
 
 
-def _visible(session: _Session, layer: int, mask: Any, causal: bool, queries: int, keys: int) -> Visible:
-    """Who may look at whom. Under sdpa, no mask means causal where the module says that it is."""
-    if mask is None:
-        return Visible("causal" if causal and session.own == "sdpa" and queries > 1 else "full")
+def _understood(session: Session, mask: Any, shape: tuple[int, int, int]) -> tuple[Visible, Any]:
+    """Who may look at whom, and what is added to scores, from a model's mask: booleans, or numbers to be added.
+
+    ``shape`` : (texts, queries, keys)."""
     if id(mask) not in session.masks:
         if len(session.masks) == MASKS_KEPT:
             session.masks.pop(next(iter(session.masks)))
-        session.masks[id(mask)] = (mask, describe(_allowed(layer, mask, keys)))
-    return session.masks[id(mask)][1]
+        session.masks[id(mask)] = (mask, *_read(mask, *shape))
+    return session.masks[id(mask)][1:]
 
 
-def _allowed(layer: int, mask: Any, keys: int) -> NDArray[np.bool_]:
-    """(1 or heads, queries, keys) booleans from a model's mask: booleans, or 0 and -inf to be added."""
+def _read(mask: Any, texts: int, queries: int, keys: int) -> tuple[Visible, Any]:
     import torch
 
-    mask = mask[0, ..., :keys]
+    mask, bias = mask.detach()[..., :keys], None
+    mask = mask.expand(texts, -1, queries, -1)
     if mask.dtype != torch.bool:
-        hidden = mask <= torch.finfo(mask.dtype).min
-        if not (hidden | (mask == 0)).all():
-            raise TraceError(f"layer {layer} adds a bias to its scores: that cannot be traced yet")
-        mask = ~hidden
-    if (mask[:1] == mask).all():
-        mask = mask[:1]
-    return np.asarray(mask.cpu().numpy())
-
-
-def _array(tensor: Any) -> NDArray[Any]:
-    """A tensor's numbers as a NumPy array on the same memory; bfloat16 as ml_dtypes spells it."""
-    import torch
-
-    tensor = tensor.detach().cpu()
-    if tensor.dtype != torch.bfloat16:
-        return np.asarray(tensor.numpy())
-    from ml_dtypes import bfloat16
-
-    return np.asarray(tensor.view(torch.int16).numpy()).view(bfloat16)
+        allowed = mask > HIDDEN
+        if (mask[allowed] != 0).any():
+            bias = torch.where(allowed, mask, 0)
+        mask = allowed
+    if mask.shape[1] > 1 and (mask[:, :1] == mask).all():
+        mask = mask[:, :1]
+    return describe(np.asarray(mask.cpu().numpy())), bias

@@ -3,45 +3,61 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from clearhead import scores
 from clearhead.trace import format as layout
+from clearhead.trace.checked import from_json
 from clearhead.trace.errors import TraceError
-from clearhead.trace.format import Index, LayerFacts, ModelFacts, Tokens
-from clearhead.trace.tensors import NAMES, Entry, read_header, read_tensors
+from clearhead.trace.format import Checks, Index, ModelFacts, Side, Site, Tokens
+from clearhead.trace.holding import check_holding
+from clearhead.trace.measured import SiteMeasures
+from clearhead.trace.tensors import read_header, read_tensors
 from clearhead.trace.visible import Visible
 
 if TYPE_CHECKING:
     from clearhead.weights import AttentionWeights
 
+Arrays = dict[str, NDArray[Any]]
+
 
 class Trace:
-    """The attention of a model over one text, as recorded by ``clearhead trace``. Made by :meth:`open`.
+    """The attention of a model over one or more texts, recorded by ``clearhead trace`` or ``ch.trace``.
 
-    path : where it lies; model : facts about the model; tokens : the pieces of text, one per token; layers :
-    the numbers of the recorded layers. ``len(trace)`` is the number of recorded layers."""
+    path : where it lies, None in memory; model : facts about the model; sites : its attentions, each of a kind and a
+    layer; texts : how many texts; checks : what was found when it was recorded. ``len(trace)`` is the number of sites.
 
-    def __init__(self, path: Path, index: Index) -> None:
+    A site's kind is "self" in models of one stack, else "encoder", "decoder", "cross", "text", "vision" or "audio".
+    Wherever a kind can be given it may be left out if the trace has only one."""
+
+    def __init__(self, index: Index, path: Path | None = None, held: Mapping[str, Arrays] | None = None) -> None:
+        """``held`` : the arrays of each site's file, by its name, if they are in memory."""
         self.path = path
-        self._index = index
-        self._layers = {facts.layer: facts for facts in index.layers}
+        self._index, self._held = index, held
+        self._sites = {(site.kind, site.layer): site for site in index.sites}
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> Trace:
-        """Read the index of a trace and check every layer's file against it. No numbers are read yet.
+        """Read the index of a trace and check every site's file against it. No numbers are read yet.
 
         Raises TraceError, saying what is wrong, where the folder is no trace, was cut short, or is of a newer
         format."""
         path = Path(path)
-        trace = cls(path, _read_index(path))
-        for facts in trace._index.layers:
-            file = path / layout.layer_file(facts.layer)
-            _check_file(file, read_header(file), facts, tokens=len(trace.tokens))
+        trace = cls(_read_index(path), path)
+        for site in trace.sites:
+            file = trace._file(site)
+            entries = {name: (entry.dtype, entry.shape) for name, entry in read_header(file).items()}
+            if trace._index.version == 1:
+                entries = {
+                    name: (dtype, shape if name in _SHARED else (1, *shape)) for name, (dtype, shape) in entries.items()
+                }
+            check_holding(file, entries, site, len(trace._side(site, "query").texts))
         return trace
 
     @property
@@ -49,76 +65,213 @@ class Trace:
         return self._index.model
 
     @property
-    def tokens(self) -> tuple[str, ...]:
-        """The piece of text that each token came from."""
-        return self._index.tokens.text
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of sites that there are."""
+        return tuple(kind for kind in layout.KINDS if any(site.kind == kind for site in self._index.sites))
 
     @property
-    def text(self) -> Tokens:
-        """The tokens with their numbers and their places in the text."""
-        return self._index.tokens
+    def sites(self) -> tuple[Site, ...]:
+        """All sites: kinds in the order of ``kinds``, layers ascending."""
+        return tuple(sorted(self._index.sites, key=lambda site: (layout.KINDS.index(site.kind), site.layer)))
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The numbers of the recorded layers, ascending."""
-        return tuple(sorted(self._layers))
+        """The numbers of the recorded layers, of any kind, ascending."""
+        return tuple(sorted({site.layer for site in self._index.sites}))
+
+    @property
+    def texts(self) -> int:
+        """How many texts were read at once, on the query side of the first kind."""
+        return len(self._side(self._first(self.kinds[0]), "query").texts)
+
+    @property
+    def checks(self) -> Checks:
+        """What was found about row sums, hidden keys and outputs when the trace was recorded."""
+        return self._index.checks
+
+    @property
+    def text(self) -> Tokens:
+        """The tokens of the first text, on the query side of the first kind."""
+        return self.side(self.kinds[0])
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The pieces of text that the tokens of ``text`` came from."""
+        return self.text.text
+
+    def side(self, kind: str | None = None, of: str = "query", text: int = 0) -> Tokens:
+        """The tokens that the queries (``of="query"``) or keys (``of="key"``) of a kind stand for."""
+        site = self._first(kind)
+        if of not in ("query", "key"):
+            raise TraceError(f"a site has a query side and a key side, not {of!r}")
+        return self._side(site, of).texts[self._text(text, site)]
+
+    def grid(self, kind: str | None = None, of: str = "query") -> tuple[int, int] | None:
+        """(rows, columns) of an image's places, which are the last tokens of that side; None for what is no image."""
+        return self._side(self._first(kind), of).grid
 
     @property
     def nbytes(self) -> int:
-        """What the trace takes on disk, in bytes."""
-        return sum(file.stat().st_size for file in self.path.iterdir())
+        """What the trace takes on disk, or in memory, in bytes."""
+        if self.path is not None:
+            return sum(file.stat().st_size for file in self.path.iterdir())
+        return sum(array.nbytes for arrays in (self._held or {}).values() for array in arrays.values())
 
     @property
     def dense_nbytes(self) -> int:
-        """What the weights of the recorded layers would take as float32 matrices, in bytes."""
-        return sum(facts.heads * len(self.tokens) ** 2 * 4 for facts in self._layers.values())
+        """What the weights of the recorded sites would take as float32 matrices, in bytes."""
+        return sum(
+            len(self._side(site, "query").texts) * site.heads * site.queries * site.keys * 4 for site in self.sites
+        )
 
-    def facts(self, layer: int) -> LayerFacts:
+    def facts(self, layer: int, kind: str | None = None) -> Site:
         """How a layer makes its scores: heads, dim, scale, softcap, mask."""
-        if layer not in self._layers:
-            kept = ", ".join(map(str, self.layers))
-            raise TraceError(f"layer {layer} is not in the trace {self.path}: it holds {kept}")
-        return self._layers[layer]
+        kind = self._first(kind).kind
+        if (kind, layer) not in self._sites:
+            kept = ", ".join(str(site.layer) for site in self.sites if site.kind == kind)
+            what = f"layer {layer}" if len(self.kinds) == 1 else f"{kind} layer {layer}"
+            raise TraceError(f"{what} is not in the trace{self._where()}: it holds {kept}")
+        return self._sites[kind, layer]
 
-    def arrays(self, layer: int) -> dict[str, NDArray[Any]]:
-        """What is kept of a layer, mapped into memory and read-only: query, key, logsumexp, and any mask."""
-        self.facts(layer)
-        return read_tensors(self.path / layout.layer_file(layer))
+    def arrays(self, layer: int, kind: str | None = None) -> Arrays:
+        """What is kept of a site, read-only and mapped into memory: query, key, logsumexp, any mask, measures.
 
-    def weights(self, layer: int, head: int | None = None) -> AttentionWeights:
+        Each has a first axis for the texts, but ``sinks`` (heads,)."""
+        site = self.facts(layer, kind)
+        if self._held is not None:
+            return dict(self._held[layout.site_file(site.kind, site.layer)])
+        arrays = read_tensors(self._file(site))
+        if self._index.version == 1:
+            arrays = {name: array if name in _SHARED else array[None] for name, array in arrays.items()}
+        return arrays
+
+    def weights(self, layer: int, head: int | None = None, kind: str | None = None, text: int = 0) -> AttentionWeights:
         """The weights of a layer, (heads, queries, keys), or of one of its heads, (1, queries, keys).
 
         Nothing is computed until it is looked at: ``trace.weights(3)[0, 100]`` computes one row.
-        """
-        from clearhead import attention_weights  # loads the kernels: opening a trace does not need them
 
-        facts, arrays = self.facts(layer), self.arrays(layer)
-        heads = slice(None)
-        key_heads = slice(None)
-        if head is not None:
-            if not 0 <= head < facts.heads:
-                raise TraceError(f"layer {layer} has heads 0 to {facts.heads - 1}, there is no head {head}")
-            heads = slice(head, head + 1)
-            key_head = head // (facts.heads // facts.key_heads)
-            key_heads = slice(key_head, key_head + 1)
-        array = arrays.get("mask")
-        if array is not None and len(array) > 1:
-            array = array[heads]
-        visible = Visible(facts.mask, arrays.get("start"), arrays.get("stop"), array)
-        sinks = arrays["sinks"][heads] if "sinks" in arrays else None
-        return attention_weights(
-            arrays["query"][heads],
-            arrays["key"][key_heads],
-            mask=visible.mask(),
-            score=scores.dot(scale=facts.scale, softcap=facts.softcap, sinks=sinks),
-            logsumexp=arrays["logsumexp"][heads],
-        )
+        Raises TraceError where the trace has no such site, head or text, or only what was measured of it.
+        """
+        site = self.facts(layer, kind)
+        self._text(text, site)
+        if site.kept == "measures":
+            raise TraceError(
+                f"the trace{self._where()} was recorded with measures only: {site} has no queries and keys to compute "
+                f"weights from. trace.measures({layer}) has what was measured; record it anew without measures-only"
+            )
+        place = None if head is None else self._place(site, head)
+        return site_weights(site, self.arrays(layer, site.kind), text, place)
+
+    def measures(self, layer: int, kind: str | None = None, text: int = 0) -> SiteMeasures:
+        """What every head of a layer does, in a few numbers: as recorded, else computed now in one pass."""
+        from clearhead.trace.measured import measure, recorded
+
+        site = self.facts(layer, kind)
+        self._text(text, site)
+        found = recorded(self.arrays(layer, site.kind), text)
+        return found or SiteMeasures(measure(site, self.weights(layer, kind=site.kind, text=text)))
+
+    def _first(self, kind: str | None) -> Site:
+        """The first site of a kind."""
+        if kind is None and len(self.kinds) > 1:
+            raise TraceError(f"this trace holds {', '.join(self.kinds)}: say which with kind=")
+        kind = self.kinds[0] if kind is None else kind
+        if kind not in self.kinds:
+            raise TraceError(f"this trace holds no {kind!r} attention, only {', '.join(self.kinds)}")
+        return next(site for site in self.sites if site.kind == kind)
+
+    def _side(self, site: Site, of: str) -> Side:
+        return self._index.side(site.query_side if of == "query" else site.key_side)
+
+    def _text(self, text: int, site: Site) -> int:
+        count = len(self._side(site, "query").texts)
+        if not 0 <= text < count:
+            raise TraceError(f"the trace holds texts 0 to {count - 1}, there is no text {text}")
+        return text
+
+    def _place(self, site: Site, head: int) -> int:
+        """Where a head stands among those that are kept."""
+        numbers = site.numbers or tuple(range(site.heads))
+        if head not in numbers:
+            held = f"heads 0 to {site.heads - 1}" if not site.numbers else f"heads {', '.join(map(str, numbers))}"
+            what = f"layer {site.layer}" if len(self.kinds) == 1 else str(site)
+            raise TraceError(f"{what} has {held}, there is no head {head}")
+        return numbers.index(head)
+
+    def _file(self, site: Site) -> Path:
+        assert self.path is not None
+        name = layout.site_file("layer" if self._index.version == 1 else site.kind, site.layer)
+        return self.path / name
+
+    def _where(self) -> str:
+        return "" if self.path is None else f" {self.path}"
 
     def __len__(self) -> int:
-        return len(self._layers)
+        return len(self._sites)
 
     def __repr__(self) -> str:
-        return f"Trace({str(self.path)!r}: {self.model.name}, {len(self.tokens):,} tokens, {len(self)} layers)"
+        where = "in memory" if self.path is None else repr(str(self.path))
+        texts = "" if self.texts == 1 else f"{self.texts} texts of "
+        kinds = "" if self.kinds == ("self",) else f" of {', '.join(self.kinds)} attention"
+        return f"Trace({where}: {self.model.name}, {texts}{len(self.tokens):,} tokens, {len(self)} layers{kinds})"
+
+
+_SHARED = ("sinks",)  # by all texts
+
+
+def site_weights(
+    site: Site, arrays: Arrays, text: int, place: int | None = None, with_logsumexp: bool = True
+) -> AttentionWeights:
+    """The weights of one text from a site's arrays; of one head alone, if its place among them is given."""
+    from clearhead import attention_weights  # loads the kernels: opening a trace does not need them
+
+    heads, key_heads = slice(None), slice(None)
+    if place is not None:
+        heads = slice(place, place + 1)
+        key_head = place // (site.heads // site.key_heads)
+        key_heads = slice(key_head, key_head + 1)
+    return attention_weights(
+        arrays["query"][text, heads],
+        arrays["key"][text, key_heads],
+        mask=_visible(site, arrays, text, heads).mask(),
+        score=_score(site, arrays, text, heads),
+        logsumexp=arrays["logsumexp"][text, heads] if with_logsumexp else None,
+    )
+
+
+def _visible(site: Site, arrays: Arrays, text: int, heads: slice) -> Visible:
+    array = arrays.get("mask")
+    if array is not None:
+        array = array[text, heads] if array.shape[1] > 1 else array[text]
+    start, stop = (arrays[name][text] if name in arrays else None for name in ("start", "stop"))
+    return Visible(site.mask, start, stop, array)
+
+
+def _score(site: Site, arrays: Arrays, text: int, heads: slice) -> scores.Score:
+    bias = None
+    if site.bias == "dense":
+        bias = arrays["bias"][text if len(arrays["bias"]) > 1 else 0]
+        bias = bias[heads] if len(bias) > 1 else bias
+    elif site.bias == "offsets":
+        offsets = arrays["offsets"][text if len(arrays["offsets"]) > 1 else 0]
+        bias = by_offset(offsets[heads] if len(offsets) > 1 else offsets, site.queries)
+    sinks = arrays["sinks"][heads] if "sinks" in arrays else None
+    return scores.dot(scale=site.scale, softcap=site.softcap, bias=bias, sinks=sinks)
+
+
+def by_offset(offsets: NDArray[Any], queries: int) -> NDArray[Any]:
+    """(heads, queries, keys) from one number per head and offset: a view that takes no memory of its own.
+
+    offsets : (heads, queries + keys - 1), of key minus query from ``1 - queries`` to ``keys - 1``.
+
+    >>> by_offset(np.array([[-1, 0, 1, 2]]), queries=2).tolist()
+    [[[0, 1, 2], [-1, 0, 1]]]
+    """
+    keys = offsets.shape[-1] - queries + 1
+    step = offsets.strides[-1]
+    return np.lib.stride_tricks.as_strided(
+        offsets[:, queries - 1 :], (len(offsets), queries, keys), (offsets.strides[0], -step, step), writeable=False
+    )
 
 
 def is_trace(path: Path) -> bool:
@@ -139,27 +292,4 @@ def _read_index(path: Path) -> Index:
         raise TraceError(f"{path} {what}. `clearhead trace MODEL --text FILE -o DIR` records one") from None
     except (ValueError, RecursionError):
         raise TraceError(f"{where} is cut short or not JSON: record the trace again") from None
-    return layout.from_json(data, str(where))
-
-
-def _check_file(file: Path, entries: dict[str, Entry], facts: LayerFacts, tokens: int) -> None:
-    """Raise TraceError unless a layer's file holds what the index says of it."""
-    needed: dict[str, tuple[str, tuple[int, ...]]] = {
-        "query": (facts.dtype, (facts.heads, tokens, facts.dim)),
-        "key": (facts.dtype, (facts.key_heads, tokens, facts.dim)),
-        "logsumexp": ("F64", (facts.heads, tokens)),
-    }
-    if facts.mask == "intervals":
-        needed |= {"start": ("I64", (tokens,)), "stop": ("I64", (tokens,))}
-    if facts.mask == "array":
-        heads = facts.heads if "mask" in entries and entries["mask"].shape[:1] == (facts.heads,) else 1
-        needed["mask"] = ("BOOL", (heads, tokens, tokens))
-    if "sinks" in entries:
-        needed["sinks"] = (entries["sinks"].dtype, (facts.heads,))
-    found = {name: (entry.dtype, entry.shape) for name, entry in entries.items()}
-    if found != needed or any(dtype not in NAMES for dtype, _ in found.values()):
-        raise TraceError(f"{file} holds {_listed(found)}, the trace needs {_listed(needed)}: record it again")
-
-
-def _listed(arrays: dict[str, tuple[str, tuple[int, ...]]]) -> str:
-    return ", ".join(f"{name} {dtype} {shape}" for name, (dtype, shape) in arrays.items())
+    return from_json(data, str(where))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from clearhead.memory import written
 from clearhead.trace import format as layout
 from clearhead.trace.errors import TraceError
-from clearhead.trace.format import Index, LayerFacts, ModelFacts, Tokens
+from clearhead.trace.format import Index, Site, SiteCheck
 from clearhead.trace.reader import is_trace
 from clearhead.trace.tensors import write_tensors
 
@@ -26,18 +26,15 @@ class TraceWriter:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.layers: list[LayerFacts] = []
 
-    def add(self, facts: LayerFacts, tensors: dict[str, NDArray[Any]]) -> None:
-        """Write one layer's file. Nothing of it is kept in memory."""
-        write_tensors(self.folder / layout.layer_file(facts.layer), tensors)
-        self.layers.append(facts)
+    def add(self, site: Site, check: SiteCheck, arrays: dict[str, NDArray[Any]]) -> None:
+        """Write one site's file. Nothing of it is kept in memory."""
+        write_tensors(self.folder / layout.site_file(site.kind, site.layer), arrays)
 
-    def finish(self, version: str, model: ModelFacts, tokens: Tokens) -> None:
+    def finish(self, index: Index) -> None:
         """Write trace.json, which makes the folder a trace."""
-        layers = tuple(sorted(self.layers, key=lambda facts: facts.layer))
-        index = Index(version, model, tokens, layers).to_json()
-        (self.folder / layout.INDEX).write_text(json.dumps(index, ensure_ascii=False, indent=1), encoding="utf-8")
+        text = json.dumps(index.to_json(), ensure_ascii=False, indent=1)
+        (self.folder / layout.INDEX).write_text(text, encoding="utf-8")
 
 
 @contextmanager

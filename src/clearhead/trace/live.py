@@ -1,0 +1,164 @@
+"""Trace a model that you have: one call, or whatever it does in a block."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from clearhead.trace.errors import TraceError
+from clearhead.trace.keep import Keeping, Store, check_store
+from clearhead.trace.reader import Trace
+from clearhead.trace.recorder import Memory, recording
+from clearhead.trace.writer import check_destination, writing
+
+
+class Tracing:
+    """What :func:`tracing` gives: ``trace`` is there once its block has ended, and so are a Trace's own attributes."""
+
+    def __init__(self) -> None:
+        self._trace: Trace | None = None
+
+    @property
+    def trace(self) -> Trace:
+        if self._trace is None:
+            raise TraceError("the trace is made when its block ends well: look at it after the block")
+        return self._trace
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.trace, name)
+
+    def __len__(self) -> int:
+        return len(self.trace)
+
+    def __repr__(self) -> str:
+        return "<a trace, once its block has ended>" if self._trace is None else repr(self._trace)
+
+
+def trace(
+    model: Any,
+    inputs: Mapping[str, Any],
+    path: str | PathLike[str] | None = None,
+    *,
+    tokenizer: Any = None,
+    layers: Collection[int] | None = None,
+    heads: Collection[int] | None = None,
+    kinds: Collection[str] | None = None,
+    store: Store | None = None,
+    only_measures: bool = False,
+) -> Trace:
+    """Run a transformers model once and record what its attentions do.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Any whose attention goes through transformers' AttentionInterface, with the implementation "sdpa" or "eager". It
+        runs as it is: its outputs are the same bits as without the trace.
+    inputs : mapping
+        What the model is called with, as a tokenizer or processor gives it: ``model(**inputs)``.
+    path : str or path, optional
+        A folder for the trace: each attention is written as soon as it has run. None keeps it in memory.
+    tokenizer : optional
+        Names the tokens; without it they are shown by their numbers.
+    layers, heads, kinds : collections, optional
+        Which to record, None for all. Kinds are "self" in models of one stack, else "encoder", "decoder", "cross",
+        "text", "vision", "audio".
+    store : "float16" or "bfloat16", optional
+        The dtype of queries and keys; the model's own when None.
+    only_measures : bool
+        Keep no queries and keys, but what was measured: some 16 kB a head.
+
+    Returns
+    -------
+    Trace
+
+    Raises
+    ------
+    TraceError
+        If the model's attention cannot be heard, or not be told from queries and keys.
+
+    Notes
+    -----
+    Costs two passes over the scores beside the model's own, and the memory of one layer's queries and keys (of all
+    layers', if the trace is kept in memory). Nothing of the size of a matrix of weights is made.
+
+    >>> import clearhead as ch
+    >>> found = ch.trace(model, tokenizer("Hello there.", return_tensors="pt"))     # doctest: +SKIP
+    >>> found.weights(layer=3, head=0)[0, 2]                                        # doctest: +SKIP
+    """
+    import torch
+
+    found = Tracing()
+    with (
+        _recorded(
+            model,
+            path,
+            found,
+            once=True,
+            tokenizer=tokenizer,
+            layers=layers,
+            kinds=kinds,
+            keeping=Keeping(heads, store, only_measures),
+        ),
+        torch.inference_mode(),
+    ):
+        model(**inputs)
+    return found.trace
+
+
+@contextmanager
+def tracing(
+    model: Any,
+    path: str | PathLike[str] | None = None,
+    *,
+    tokenizer: Any = None,
+    layers: Collection[int] | None = None,
+    heads: Collection[int] | None = None,
+    kinds: Collection[str] | None = None,
+    store: Store | None = None,
+    only_measures: bool = False,
+) -> Iterator[Tracing]:
+    """Record what a transformers model's attentions do in a block: one call, or one ``model.generate``.
+
+    A generation becomes one record in absolute positions: the rows of the prompt, then one row for each token that
+    was read back in (the last token that was written was not). The parameters are those of :func:`trace`; queries and
+    keys are held in memory until the block ends.
+
+    >>> import clearhead as ch
+    >>> with ch.tracing(model, tokenizer=tokenizer) as trace:                       # doctest: +SKIP
+    ...     model.generate(**inputs, max_new_tokens=20)
+    >>> trace.weights(layer=3)                                                      # doctest: +SKIP
+    """
+    found = Tracing()
+    with _recorded(
+        model,
+        path,
+        found,
+        once=False,
+        tokenizer=tokenizer,
+        layers=layers,
+        kinds=kinds,
+        keeping=Keeping(heads, store, only_measures),
+    ):
+        yield found
+
+
+@contextmanager
+def _recorded(
+    model: Any, path: str | PathLike[str] | None, found: Tracing, *, keeping: Keeping, **options: Any
+) -> Iterator[None]:
+    check_store(keeping.store)
+    name = Path(getattr(model.config, "_name_or_path", "") or "").name or type(model).__name__
+    with ExitStack() as stack:
+        if path is None:
+            into: Any = Memory()
+        else:
+            check_destination(Path(path))
+            into = stack.enter_context(writing(Path(path)))
+        with recording(model, into, name=name, keeping=keeping, **options):
+            yield
+    found._trace = into.trace() if path is None else Trace.open(path)

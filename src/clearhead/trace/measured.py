@@ -1,0 +1,88 @@
+"""What is measured of a site when it is recorded: a few numbers a head, and a small map of each.
+
+Means are over the rows that see something, in the units of :mod:`clearhead.measures`. Where queries and keys are
+the same text, in order, two more say where a head looks: ``far`` is ``distance`` less the first token's part, and
+``previous`` leaves out the first row, which has no token before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clearhead.trace.format import Site
+
+if TYPE_CHECKING:
+    from clearhead.weights import AttentionWeights
+
+PREFIX = "measure."
+MAP = 64  # rows and columns of each head's map, at most
+IN_ORDER = ("self", "encoder", "decoder", "text", "audio")  # kinds whose keys are the queries' own text, in order
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class SiteMeasures:
+    """The measures of all heads of one site, for one text. Made by ``trace.measures``."""
+
+    def __init__(self, values: Arrays) -> None:
+        self._values = values
+
+    def __iter__(self) -> Iterator[str]:
+        """The names that ``mean`` knows."""
+        return (name for name in self._values if name not in ("pooled", "rows"))
+
+    def mean(self, name: str) -> NDArray[np.float64]:
+        """The mean of a measure over the rows that see something: (heads,) float64."""
+        if name.rstrip("_") not in tuple(self):
+            raise AttributeError(f"{name!r} was not measured, only {', '.join(self)}")
+        return np.asarray(self._values[name.rstrip("_")], np.float64)
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """How many rows of each head see something: (heads,)."""
+        return np.asarray(self._values["rows"])
+
+    @property
+    def pooled(self) -> NDArray[np.float32]:
+        """A small map of each head: (heads, rows, columns), as of ``weights.pooled``."""
+        return np.asarray(self._values["pooled"])
+
+    def to_dict(self) -> Arrays:
+        """Name to array."""
+        return dict(self._values)
+
+
+def measure(site: Site, weights: AttentionWeights) -> Arrays:
+    """The measures of one text: name to (heads, ...)."""
+    in_order = site.kind in IN_ORDER and site.queries == site.keys
+    names = ("entropy", "sink", *(("distance", "previous", "self") if in_order else ()))
+    found = weights.measure(*names, sink=1)
+    seeing = ~np.isneginf(weights.logsumexp64)
+    values = {name: _mean(found.to_dict()[name], seeing) for name in names if name != "previous"}
+    if in_order:
+        position = np.arange(site.queries)
+        values["previous"] = _mean(found.previous, seeing & (position > 0))
+        # Distance is a sum over keys, so the first key's part of it is its weight times its distance.
+        values["far"] = _mean(found.distance - found.sink * position, seeing)
+    values["rows"] = seeing.sum(axis=-1).astype(np.int64)
+    return values | {"pooled": weights.pooled(MAP, MAP).astype(np.float32)}
+
+
+def recorded(arrays: Arrays, text: int) -> SiteMeasures | None:
+    """The measures that a site's file holds, or None."""
+    values = {name.removeprefix(PREFIX): array[text] for name, array in arrays.items() if name.startswith(PREFIX)}
+    return SiteMeasures(values) if values else None
+
+
+def tensors(texts: list[Arrays]) -> Arrays:
+    """What to keep of the measures of each text, by its name in the site's file."""
+    return {PREFIX + name: np.stack([values[name] for values in texts]) for name in texts[0]}
+
+
+def _mean(values: NDArray[Any], rows: NDArray[np.bool_]) -> NDArray[np.float64]:
+    count = rows.sum(axis=-1)
+    total = np.where(rows, values, 0).sum(axis=-1, dtype=np.float64)
+    return np.asarray(np.where(count > 0, total / np.maximum(count, 1), 0.0))
