@@ -47,7 +47,7 @@ class Attentions:
 
 def find_attentions(network: Any) -> Attentions:
     """The attentions of a transformers model, found without running it."""
-    heard = [(path, module) for path, module in network.named_modules() if _asks(type(module))]
+    heard = [(path, module) for path, module in network.named_modules() if _asks(module.__class__)]
     crossed = any(_is_cross(path, module) for path, module in heard)
     found: dict[Kind, list[tuple[str, Any]]] = {}
     for path, module in heard:
