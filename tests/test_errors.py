@@ -35,6 +35,10 @@ TWO_THINGS = (
     "with 3 queries and 5 keys can mean two things: say align='start' (query i stands at key i) or align='end' "
     "(the last query stands at the last key)"
 )
+MEASURES = (
+    "entropy, mass, distance, sink, largest, self, previous, perplexity, learned_sink, diagonality, received, "
+    "coverage, offset(d), and top=k, pooled=(rows, columns), folds={...}"
+)
 GROUPED = "Grouped-query attention needs the same number of query heads for each key head"
 PLAIN = "got partial: wrap it, for example lambda *cell: yours(*cell)"
 
@@ -153,10 +157,21 @@ VALUES: dict[str, Callable[[], Any]] = {
     "value is missing: attention(query, key, value), or attention(query, cache)": attend((3, 4), (3, 4)),
     "logsumexp has shape (4,), these weights have one per row: (3,)":
         lambda: ch.attention_weights(x(3, 4), x(5, 4), logsumexp=x(4)),
-    "measure: 'spread' asked for, known are entropy, distance, sink, previous, self":
+    f"measure: 'spread' asked for, known are {MEASURES}":
         lambda: ch.attention_weights(x(3, 4), x(3, 4)).measure("entropy", "spread"),
-    "measure: nothing asked for, known are entropy, distance, sink, previous, self":
+    f"measure: nothing asked for, known are {MEASURES}":
         lambda: ch.attention_weights(x(3, 4), x(3, 4)).measure(),
+    "top must be how many of the largest weights are wanted, 1 or more, got 0":
+        lambda: ch.attention_weights(x(3, 4), x(3, 4)).top(0),
+    "pooled=(rows, columns, 'sum'): blocks give their 'mean' or their 'max'":
+        lambda: ch.attention_weights(x(3, 4), x(3, 4)).measure(pooled=(2, 2, "sum")),
+    "folds: 'entropy' is the name of a measure that is built in":
+        lambda: ch.attention_weights(x(3, 4), x(3, 4)).measure(folds={"entropy": ch.Fold(len)}),
+    "fold: keeps must be how many numbers a row keeps, 1 or more, got 0": lambda: ch.Fold(len, keeps=0),
+    "measure('self') with first_key=3: these keys are a part of all, say also first_query, the number of the first "
+    "query among all": lambda: ch.attention_weights(x(3, 4), x(3, 4)).measure("self", first_key=3),
+    "to_pandas('keys'): nothing of keys was measured, only entropy":
+        lambda: ch.attention_weights(x(3, 4), x(3, 4)).measure("entropy").to_pandas("keys"),
     f"measure('previous') {TWO_THINGS}":
         lambda: ch.attention_weights(x(3, 4), x(5, 4)).measure("previous", "entropy"),
     "sink must be a number of keys, 0 or more, got -1":

@@ -52,7 +52,7 @@ def inputs(*shape: int, dtype: str = "float32") -> Any:
 def everything(problem: dict[str, Any]) -> list[np.ndarray]:
     """Output, logsumexp, weights and measures: what each kernel gives."""
     output, weights = ch.scaled_dot_product_attention(**problem)
-    measures = weights.measure("entropy", "sink", "self", align="end").to_dict()
+    measures = weights.measure("entropy", "sink", "self", "received", align="end", top=3, pooled=(5, 7)).to_dict()
     return [output, weights.logsumexp64, np.asarray(weights), *measures.values()]
 
 

@@ -17,6 +17,7 @@ from clearhead.state import State, merge
 if TYPE_CHECKING:
     from clearhead.attend import attention, attention_state, attention_weights, scaled_dot_product_attention
     from clearhead.explanation import Explanation, explain
+    from clearhead.fold import Fold
     from clearhead.kernels.threads import get_num_threads, set_num_threads
     from clearhead.keyvalue import KeyValueCache
     from clearhead.paged import PagedKeyValues
@@ -33,6 +34,7 @@ _ON_FIRST_USE = {
     "scaled_dot_product_attention": "clearhead.attend",
     "AttentionWeights": "clearhead.weights",
     "Explanation": "clearhead.explanation",
+    "Fold": "clearhead.fold",
     "KeyValueCache": "clearhead.keyvalue",
     "PagedKeyValues": "clearhead.paged",
     "explain": "clearhead.explanation",
@@ -44,6 +46,7 @@ _ON_FIRST_USE = {
 __all__ = [
     "AttentionWeights",
     "Explanation",
+    "Fold",
     "KeyValueCache",
     "PagedKeyValues",
     "State",

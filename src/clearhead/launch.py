@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clearhead.kernels import amx, decode
-from clearhead.kernels import measure as measure_kernels
 from clearhead.kernels import weights as weight_kernels
 from clearhead.kernels.arguments import ADDRESS, MICRO, Arguments, Likes, Strided, likes, pack
 from clearhead.kernels.forward import attend
@@ -177,19 +176,25 @@ def _pages(array: Strided, batch: int, chunks: int) -> NDArray[np.int64]:
     return np.asarray(offsets[:, None] + np.arange(chunks) * (decode.CHUNK * array.steps[1]))
 
 
-def measure(plan: Plan, logsumexp: Floats, sink: int, aligned: int) -> Floats:
-    """All row measures: (batch, heads, queries, measures) float64, in the order of ``kernels.measure``."""
+def each(plan: Plan, kernel: Callable[[Ints, int, int], None], items: int, grain: int) -> None:
+    """kernel(places, first, last) over all items, ``places`` those of a workspace of the thread's, on all threads."""
+    x = plan.arguments
+    needed = (plan.problem.compute_dtype, x.dim, x.value_dim, plan.depth)
+
+    def some(first: int, last: int) -> None:
+        room = _room(needed)
+        kernel(room.places, first, last)
+        _check_functions(room)
+
+    share(some, items, grain)
+
+
+def tiles_in_a_share(plan: Plan) -> int:
+    """How many tiles of queries of a head a thread should do at a time, where their share of the work can be chosen."""
     extent = plan.problem.extent
-    out = np.zeros((extent.batch, extent.heads, extent.queries, measure_kernels.MEASURES))
-    (logs, _kept), (into, _also) = strided(logsumexp), strided(out)
-    x = plan.arguments._replace(output=into, logsumexp=logs)
-    numbers, kinds = pack(x), likes(x, plan.problem.compute_dtype)
-
-    def tiles(places: Ints, first: int, last: int) -> None:
-        measure_kernels.measure_rows(numbers, kinds, places, first, last, sink, aligned)
-
-    _Tiles(plan).run(tiles)
-    return out
+    return _grain(
+        plan.arguments, extent.batch * extent.heads * -(-extent.queries // host().rows(plan.problem.compute_dtype))
+    )
 
 
 def weigh(plan: Plan, batch: int, head: int, queries: NDArray[np.int64], low: int, high: int,

@@ -8,7 +8,7 @@ the whole matrix is refused before it starts if the matrix would not fit in memo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,8 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from clearhead import launch, memory
 from clearhead.algebra import Align
-from clearhead.measures import Measures, measure_rows
+from clearhead.fold import Fold
+from clearhead.measures import Asked, Measures, Top, measure
 from clearhead.plan import Plan, in_nats, without_value
 
 Floats = NDArray[np.floating[Any]]
@@ -247,6 +248,11 @@ class AttentionWeights(NDArrayOperatorsMixin):
             keepdims: bool = False) -> Any:  # fmt: skip
         """Sums over axes: over keys 1 for each row that sees something, over queries what each key received."""
         _refuse_out(out)
+        axes = self._axes(axis)
+        if self.ndim - 1 in axes:
+            return self._over(np.sum, self.measure("mass").mass[..., None], axes, dtype, keepdims)
+        if self.ndim - 2 in axes:
+            return self._over(np.sum, self.received()[..., None, :], axes, dtype, keepdims)
         return self._reduce(np.sum, np.add, 0.0, axis, dtype, keepdims)
 
     def mean(self, axis: int | tuple[int, ...] | None = None, dtype: DTypeLike | None = None, out: Any = None,
@@ -258,6 +264,9 @@ class AttentionWeights(NDArrayOperatorsMixin):
 
     def max(self, axis: int | tuple[int, ...] | None = None, out: Any = None, keepdims: bool = False) -> Any:
         _refuse_out(out)
+        axes = self._axes(axis)
+        if self.ndim - 1 in axes and 0 not in self.shape:
+            return self._over(np.max, self.measure("largest").largest[..., None], axes, None, keepdims)
         return self._reduce(np.max, np.maximum, -np.inf, axis, None, keepdims)
 
     def min(self, axis: int | tuple[int, ...] | None = None, out: Any = None, keepdims: bool = False) -> Any:
@@ -275,45 +284,103 @@ class AttentionWeights(NDArrayOperatorsMixin):
             best[into] = block.argmax(axis=-1)
         return best[..., None] if keepdims else best
 
-    def measure(self, *names: str, sink: int = 1, align: Align = None) -> Measures:
-        """Row measures in one pass: "entropy", "distance", "sink", "previous", "self" (see ``clearhead.measures``).
+    # measures, all in one pass over the scores
 
-        ``sink`` is how many first keys count; ``align`` is needed for positions where queries and keys differ in
-        number (see ``masks.causal``). The result's attributes are (..., heads, queries) float64.
+    def measure(
+        self,
+        *names: str,
+        top: int | None = None,
+        pooled: tuple[int, int] | tuple[int, int, str] | None = None,
+        folds: Mapping[str, Fold] | None = None,
+        sink: int = 1,
+        normalized: bool = False,
+        align: Align = None,
+        first_query: int | None = None,
+        first_key: int = 0,
+    ) -> Measures:
+        """Many measures in one pass over the scores, without the matrix; ``clearhead.measures`` defines each.
+
+        Parameters
+        ----------
+        names : "entropy", "perplexity", "mass", "learned_sink", "sink", "distance", "previous", "self", "offset(3)",
+            "largest", "diagonality", "received", "coverage"
+        top : int, optional
+            So many of each row's largest weights, with their keys.
+        pooled : (rows, columns) or (rows, columns, "max"), optional
+            The mean, or largest, weight in each block of a grid laid over the matrix.
+        folds : dict of name to Fold, optional
+            Measures of your own.
+        sink : int
+            How many first keys count as the sink.
+        normalized : bool
+            Divide what a key received by how many rows may see it.
+        align : "start" or "end"
+            Needed for positions where queries and keys differ in number: see ``masks.causal``.
+        first_query, first_key : int, optional
+            Numbers of the first query and key among all, where these are a part: results are then of the whole's
+            positions, and parts can be merged (``Measures.merge``). first_query takes the place of ``align``.
+
+        Returns
+        -------
+        Measures, whose attributes are of rows (..., heads, queries), keys (..., heads, keys), heads or blocks.
+
+        Notes
+        -----
+        Costs the scores, their exponentials and some instructions a cell, less than a forward pass; where the
+        logsumexp is not known yet, one pass over the scores more. Memory is linear in tokens: 8 numbers a row and, for
+        keys and grids, for each key. Results do not depend on the number of threads.
 
         >>> import numpy as np, clearhead as ch
         >>> x = np.zeros((4, 2))
-        >>> ch.attention_weights(x, x).measure("entropy").entropy.round(3).tolist()  # ln 4
-        [1.386, 1.386, 1.386, 1.386]
+        >>> found = ch.attention_weights(x, x).measure("entropy", "received", top=2)
+        >>> found.entropy.round(3).tolist(), found.received.tolist()  # ln 4
+        ([1.386, 1.386, 1.386, 1.386], [1.0, 1.0, 1.0, 1.0])
+        >>> found.top.keys[0].tolist(), found.top.weights[0].tolist()
+        ([0, 1], [0.25, 0.25])
         """
-        return measure_rows(self._plan, self._logsumexp, names, sink, align)
+        asked = Asked(
+            names=names, top=top, pooled=pooled, folds=folds or {}, sink=sink, normalized=normalized, align=align,
+            first_query=first_query, first_key=first_key,
+        )  # fmt: skip
+        return measure(self._plan, self._logsumexp, asked)
 
-    def pooled(self, rows: int, columns: int) -> NDArray[np.float64]:
+    def entropy(self) -> NDArray[np.float64]:
+        """-sum w ln w of each row, in nats: (..., heads, queries)."""
+        return np.asarray(self.measure("entropy").entropy)
+
+    def received(self, normalized: bool = False) -> NDArray[np.float64]:
+        """What each key received, summed over rows: (..., heads, keys).
+
+        normalized : over how many rows may see it, NaN where none may.
+
+        >>> import numpy as np, clearhead as ch
+        >>> x = np.zeros((4, 2))
+        >>> ch.attention_weights(x, x, mask=ch.masks.causal()).received(normalized=True).round(3).tolist()
+        [0.521, 0.361, 0.292, 0.25]
+        """
+        return np.asarray(self.measure("received", normalized=normalized).received)
+
+    def top(self, k: int) -> Top:
+        """The k largest weights of each row and their keys, (keys, weights), each (..., heads, queries, k).
+
+        Ties go to the smaller key; where a row sees fewer keys, (-1, 0).
+
+        >>> import numpy as np, clearhead as ch
+        >>> x = np.eye(3)
+        >>> keys, weights = ch.attention_weights(x, x, mask=ch.masks.causal()).top(2)
+        >>> keys.tolist(), weights.round(2).tolist()
+        ([[0, -1], [1, 0], [2, 0]], [[1.0, 0.0], [0.64, 0.36], [0.47, 0.26]])
+        """
+        found: Top = self.measure(top=k).top
+        return found
+
+    def pooled(self, rows: int, columns: int, max: bool = False) -> NDArray[np.float64]:
         """The mean weight in each block of a grid laid over the matrix: (..., rows, columns), hidden cells count 0.
 
         Block (r, c) covers queries ``r*queries//rows`` up to the next block's first, and keys alike. A grid finer than
-        the matrix is cut down to it.
+        the matrix is cut down to it. max : each block's largest weight instead.
         """
-        if rows < 1 or columns < 1:
-            raise ValueError(f"pooled(rows, columns) needs at least one block each way, got {rows} x {columns}")
-        *lead, queries, keys = self.shape
-        rows, columns = min(rows, queries), min(columns, keys)
-        top, left = (
-            np.arange(n) * size // n if n else np.zeros(0, int) for n, size in ((rows, queries), (columns, keys))
-        )
-        out = np.zeros((*lead, rows, columns))
-        if 0 in out.shape:
-            return out
-        for place, some, seen, block in self._visible_blocks():
-            if seen.stop == seen.start:
-                continue
-            first, last = np.searchsorted(left, [seen.start, seen.stop - 1], side="right") - 1
-            edges = np.maximum(left[first : last + 1], seen.start) - seen.start
-            strips = np.add.reduceat(block, edges, axis=-1, dtype=np.float64)
-            into = np.searchsorted(top, np.arange(some.start, some.stop), side="right") - 1
-            np.add.at(out[place][:, first : last + 1], into, strips)
-        area = np.diff(np.r_[top, queries])[:, None] * np.diff(np.r_[left, keys])
-        return np.asarray(out / area)
+        return np.asarray(self.measure(pooled=(rows, columns, "max" if max else "mean")).pooled)
 
     # machinery
 
@@ -359,6 +426,11 @@ class AttentionWeights(NDArrayOperatorsMixin):
             out[into] = between(out[into], part)
         out = out if keepdims else out.squeeze(axes)
         return out.astype(dtype or self.dtype)[()]
+
+    def _over(self, within: Callable[..., Any], reduced: Floats, axes: tuple[int, ...], dtype: DTypeLike | None,
+              keepdims: bool) -> Any:  # fmt: skip
+        """What is reduced along one axis already, along the others too."""
+        return np.asarray(within(reduced, axis=axes, keepdims=keepdims)).astype(dtype or self.dtype)[()]
 
     def _refuse_if_too_large(self, cells: int, beside: int = 0) -> None:
         size, free = cells * (self.dtype.itemsize + beside), memory.available()

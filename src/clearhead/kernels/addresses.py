@@ -96,6 +96,21 @@ def call_at(typingctx, function, tile, lanes, queries, first, keys, batch, head)
     return whole(whole, tile, whole, types.CPointer(whole), whole, whole, whole, whole), generate
 
 
+@intrinsic
+def call_fold(typingctx, function, tile, rows, here, queries, first_query, first, keys, first_key, batch, head, kept,
+              data, shape):  # fmt: skip
+    """Call one of the user's folds, at an address, on a tile of weights. Returns 1, or 0 if it raised an error."""
+
+    def generate(context, builder, signature, arguments):
+        kinds = [context.get_value_type(kind) for kind in signature.args[1:]]
+        kind = ir.FunctionType(i64, kinds).as_pointer()
+        return builder.call(builder.inttoptr(arguments[0], kind), arguments[1:])
+
+    whole = types.int64
+    places = types.CPointer(whole), whole, whole, whole, whole, whole, whole
+    return whole(whole, tile, whole, whole, *places, kept, whole, whole), generate
+
+
 def widen_bits(b, bits, half):
     """16 bits (or a vector of them) as float32.
 

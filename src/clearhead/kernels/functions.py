@@ -1,9 +1,11 @@
-"""The user's own functions of (score, batch, head, query, key) and (batch, head, query, key), compiled to act on tiles.
+"""The user's own functions of (score, batch, head, query, key) and (batch, head, query, key), compiled to act on tiles;
+and those of folds, which update what a row keeps.
 
-Each becomes a C function ``f(tile, lanes, queries, first, keys, batch, head)`` that the kernels call by address, where
-the tile is hot in the cache: scores (keys, lanes) are replaced, or bytes (keys, lanes) written that say what is
-visible. Lane r holds query ``queries[r]``, row j key ``first + j``. It returns 1; if it raised an error, its caller
-finds 0. Arithmetic is IEEE's: a division by zero is infinite or NaN, no error. A function is compiled once per process.
+Each of the former becomes a C function ``f(tile, lanes, queries, first, keys, batch, head)`` that the kernels call by
+address, where the tile is hot in the cache: scores (keys, lanes) are replaced, or bytes (keys, lanes) written that say
+what is visible. Lane r holds query ``queries[r]``, row j key ``first + j``. It returns 1; if it raised an error, its
+caller finds 0. Arithmetic is IEEE's: a division by zero is infinite or NaN, no error. A function is compiled once per
+process.
 """
 
 import re
@@ -58,6 +60,38 @@ def visible(function: Callable[..., Any]) -> Any:
         return tile
 
     return _explained(build, function, "mask")
+
+
+@lru_cache(maxsize=256)
+def fold(function: Callable[..., Any], keeps: int, dtype: DTypeLike, data: DTypeLike, axes: int) -> Any:
+    """The compiled form of ``function(kept, weight, batch, head, query, key, data)``, for weights of one
+    dtype and data of another with so many axes: it is called for each key of a row that has a weight, in order. See
+    ``addresses.call_fold``.
+    """
+    kind, of_data = numba.from_dtype(np.dtype(dtype)), numba.from_dtype(np.dtype(data))
+    signature = whole(
+        types.CPointer(kind), whole, whole, types.CPointer(whole), whole, whole, whole, whole, whole, whole,
+        types.CPointer(types.float64), types.CPointer(of_data), types.CPointer(types.UniTuple(whole, axes)),
+    )  # fmt: skip
+
+    def build():
+        update = _compiled(function)
+
+        @numba.cfunc(signature, error_model="numpy")
+        def tile(tile, rows, here, queries, first_query, first, keys, first_key, batch, head, kept, data, shape):
+            weights, query = numba.carray(tile, (keys, rows)), numba.carray(queries, (rows,))
+            own, given = numba.carray(kept, (rows, keeps)), numba.carray(data, shape[0])
+            for r in range(here):
+                row = own[r]
+                for j in range(keys):
+                    weight = weights[j, r]
+                    if weight != 0:
+                        update(row, weight, batch, head, first_query + query[r], first_key + first + j, given)
+            return 1
+
+        return tile
+
+    return _explained(build, function, "fold")
 
 
 def _compiled(function: Callable[..., Any]) -> Any:
