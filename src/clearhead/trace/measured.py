@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clearhead.trace.format import Site
+from clearhead.trace.visible import Visible
 
 if TYPE_CHECKING:
     from clearhead.weights import AttentionWeights
@@ -55,12 +56,13 @@ class SiteMeasures:
         return dict(self._values)
 
 
-def measure(site: Site, weights: AttentionWeights) -> Arrays:
+def measure(site: Site, weights: AttentionWeights, visible: Visible) -> Arrays:
     """The measures of one text: name to (heads, ...)."""
     in_order = site.kind in IN_ORDER and site.queries == site.keys
     names = ("entropy", "sink", *(("distance", "previous", "self") if in_order else ()))
     found = weights.measure(*names, sink=1)
-    seeing = ~np.isneginf(weights.logsumexp64)
+    sees = visible.sees()
+    seeing = np.broadcast_to(True if sees is None else sees, (site.heads, site.queries))
     values = {name: _mean(found.to_dict()[name], seeing) for name in names if name != "previous"}
     if in_order:
         position = np.arange(site.queries)

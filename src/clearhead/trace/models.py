@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clearhead.trace import smollm2
+from clearhead.trace import minilm, smollm2
 from clearhead.trace.errors import TraceError
 
 INSTALL = "pip install 'clearhead[hf]'"
@@ -36,17 +36,19 @@ class Model:
 
 
 def find(name: str) -> Path:
-    """The folder of a model: ``smollm2``, or a local folder in Hugging Face's layout. Nothing is loaded.
+    """The folder of a model: ``smollm2``, ``minilm``, or a local one in Hugging Face's layout. Nothing is loaded.
 
     Raises TraceError if there is no such model, or none that can be read safely.
     """
     if name == smollm2.NAME:
         return smollm2.cached()
+    if name == minilm.NAME:
+        return minilm.package_folder()
     folder = Path(name)
     if not folder.is_dir():
         raise TraceError(
-            f"there is no model {name!r}: give the path of a local Hugging Face folder, or 'smollm2' for the one "
-            f"that `{smollm2.INSTALL[0]}` brings"
+            f"there is no model {name!r}: give the path of a local Hugging Face folder, or 'smollm2' or "
+            f"'minilm' for those that `{smollm2.INSTALL[0]}` and `{minilm.INSTALL}` bring"
         )
     if not (folder / "config.json").is_file():
         raise TraceError(f"{folder} is not a model: it has no config.json")
@@ -58,9 +60,10 @@ def find(name: str) -> Path:
     return folder
 
 
-def load(name: str) -> Model:
+def load(name: str, *, writing: bool = False) -> Model:
     """The model and its tokenizer, on the CPU, in the dtype it was saved in, ready to read.
 
+    ``writing`` : with the head that writes tokens; without it, the logits that nobody asked for are not computed.
     ``smollm2`` is converted on its first use (some 10 s), later loads take a second or two.
     Raises TraceError with what to do where a part is missing.
     """
@@ -72,16 +75,29 @@ def load(name: str) -> Model:
     with quiet():
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
-            network, found = transformers.AutoModel.from_pretrained(
-                folder, use_safetensors=True, output_loading_info=True, **options
-            )
+            kind = _writer(transformers, folder, options) if writing else transformers.AutoModel
+            network, found = kind.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **options)
+        except TraceError:
+            raise
         except Exception as error:  # whatever a damaged file makes transformers raise
             first = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise TraceError(f"the model in {folder} cannot be loaded: {first}") from error
-    if network.config.is_encoder_decoder:
-        raise TraceError(f"{name} is an encoder-decoder model: only models that read one text can be traced")
     _check_complete(folder, found)
-    return Model(name if name == smollm2.NAME else folder.resolve().name, network.eval(), tokenizer)
+    known = (smollm2.NAME, minilm.NAME)
+    return Model(name if name in known else folder.resolve().name, network.eval(), tokenizer)
+
+
+def _writer(transformers: Any, folder: Path, options: dict[str, Any]) -> Any:
+    """The class of a model that writes tokens."""
+    config = transformers.AutoConfig.from_pretrained(folder, **options)
+    if config.is_encoder_decoder:
+        if type(config) in transformers.AutoModelForSeq2SeqLM._model_mapping:
+            return transformers.AutoModelForSeq2SeqLM
+    elif type(config) in transformers.AutoModelForCausalLM._model_mapping:
+        # Encoders are there too: they write only if they were made decoders.
+        if type(config) not in transformers.AutoModelForMaskedLM._model_mapping or config.is_decoder:
+            return transformers.AutoModelForCausalLM
+    raise TraceError(f"{folder.name} is a {config.model_type} model, which reads and does not write")
 
 
 def _check_complete(folder: Path, found: dict[str, Any]) -> None:

@@ -168,8 +168,11 @@ class Trace:
 
         site = self.facts(layer, kind)
         self._text(text, site)
-        found = recorded(self.arrays(layer, site.kind), text)
-        return found or SiteMeasures(measure(site, self.weights(layer, kind=site.kind, text=text)))
+        arrays = self.arrays(layer, site.kind)
+        if (found := recorded(arrays, text)) is not None:
+            return found
+        seen = _visible(site, arrays, text, slice(None))
+        return SiteMeasures(measure(site, site_weights(site, arrays, text), seen))
 
     def _first(self, kind: str | None) -> Site:
         """The first site of a kind."""

@@ -54,6 +54,16 @@ class Visible:
         """The part of one text."""
         return Visible(self.kind, *(None if x is None else x[text] for x in (self.start, self.stop, self.array)))
 
+    def sees(self) -> Bools | None:
+        """(..., 1 or heads, queries): which rows see something; None where all do."""
+        if self.kind in ("full", "causal"):
+            return None
+        if self.array is not None:
+            return np.asarray(self.array.any(axis=-1))
+        assert self.start is not None
+        assert self.stop is not None
+        return np.asarray(self.start < self.stop)[..., None, :]
+
     def tensors(self) -> dict[str, NDArray[Any]]:
         """The arrays to keep in the site's file."""
         found = {"start": self.start, "stop": self.stop, "mask": self.array}
