@@ -93,10 +93,11 @@ def _writer(transformers: Any, folder: Path, options: dict[str, Any]) -> Any:
     if config.is_encoder_decoder:
         if type(config) in transformers.AutoModelForSeq2SeqLM._model_mapping:
             return transformers.AutoModelForSeq2SeqLM
-    elif type(config) in transformers.AutoModelForCausalLM._model_mapping:
+    elif type(config) in transformers.AutoModelForCausalLM._model_mapping and (
         # Encoders are there too: they write only if they were made decoders.
-        if type(config) not in transformers.AutoModelForMaskedLM._model_mapping or config.is_decoder:
-            return transformers.AutoModelForCausalLM
+        getattr(config, "is_decoder", False) or type(config) not in transformers.AutoModelForMaskedLM._model_mapping
+    ):
+        return transformers.AutoModelForCausalLM
     raise TraceError(f"{folder.name} is a {config.model_type} model, which reads and does not write")
 
 

@@ -15,7 +15,7 @@ from clearhead import scores
 from clearhead.trace import format as layout
 from clearhead.trace.checked import from_json
 from clearhead.trace.errors import TraceError
-from clearhead.trace.format import Checks, Index, ModelFacts, Side, Site, Tokens
+from clearhead.trace.format import Checks, Index, ModelFacts, Side, Site, SiteCheck, Tokens
 from clearhead.trace.holding import check_holding
 from clearhead.trace.measured import SiteMeasures
 from clearhead.trace.tensors import read_header, read_tensors
@@ -173,6 +173,39 @@ class Trace:
             return found
         seen = _visible(site, arrays, text, slice(None))
         return SiteMeasures(measure(site, site_weights(site, arrays, text), seen))
+
+    def check(self) -> Checks:
+        """Look at some rows of every site again: row sums, and weights on hidden or future keys.
+
+        Outputs cannot be compared again, since values are not kept: ``output`` is what was found when recorded."""
+        from clearhead.trace.faithful import look_at_rows
+
+        then = {(check.kind, check.layer): check for check in self.checks.sites}
+        found = []
+        for site in self.sites:
+            if site.kept == "measures":
+                found += [then[site.kind, site.layer]]
+                continue
+            arrays = self.arrays(site.layer, site.kind)
+            texts = range(len(self._side(site, "query").texts))
+            looked = [look_at_rows(site, arrays, text, site_weights(site, arrays, text)) for text in texts]
+            before = then.get((site.kind, site.layer))
+            dtype, output = (site.dtype, None) if before is None else (before.dtype, before.output)
+            rows, sums, hidden = zip(*looked, strict=True)
+            found.append(SiteCheck(site.kind, site.layer, dtype, sum(rows), max(sums), max(hidden), output))
+        return Checks(tuple(found), self.checks.missing)
+
+    def save(self, path: str | PathLike[str]) -> Trace:
+        """Write the trace to a folder, and give it as it lies there.
+
+        Raises TraceError if something that is not a trace lies at ``path``, or the disk is full."""
+        from clearhead.trace.writer import writing
+
+        with writing(Path(path)) as writer:
+            for site in self.sites:
+                writer.add(site, None, self.arrays(site.layer, site.kind))
+            writer.finish(self._index)
+        return Trace.open(path)
 
     def _first(self, kind: str | None) -> Site:
         """The first site of a kind."""

@@ -27,7 +27,7 @@ class TraceWriter:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def add(self, site: Site, check: SiteCheck, arrays: dict[str, NDArray[Any]]) -> None:
+    def add(self, site: Site, check: SiteCheck | None, arrays: dict[str, NDArray[Any]]) -> None:
         """Write one site's file. Nothing of it is kept in memory."""
         write_tensors(self.folder / layout.site_file(site.kind, site.layer), arrays)
 
