@@ -143,6 +143,8 @@ def test_measures_are_those_of_dense_weights(whole: Trace) -> None:
     assert found.mean("self") == pytest.approx(np.diagonal(weights, 4, 1, 2).mean(-1), abs=1e-6)
     assert found.mean("previous") == pytest.approx(np.diagonal(weights, 3, 1, 2).mean(-1), abs=1e-6)
     assert found.mean("sink") == pytest.approx(weights[:, :, 0].mean(-1), abs=1e-6)
+    assert found.mean("largest") == pytest.approx(weights.max(-1).mean(-1), abs=1e-6)
+    assert found.received == pytest.approx(weights.sum(1), abs=1e-5)
     assert (found.rows == 13).all()
     assert found.pooled[:, 4:] == pytest.approx(weights, abs=1e-6)  # 17 rows fit into the map
     with pytest.raises(AttributeError, match="'speed' was not measured, only entropy, "):

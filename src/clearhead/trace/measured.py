@@ -1,4 +1,4 @@
-"""What is measured of a site when it is recorded: a few numbers a head, and a small map of each.
+"""What is measured of a site when it is recorded, in one pass: numbers of each head, what keys received, a small map.
 
 Means are over the rows that see something, in the units of :mod:`clearhead.measures`. Where queries and keys are
 the same text, in order, two more say where a head looks: ``far`` is ``distance`` less the first token's part, and
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from clearhead.weights import AttentionWeights
 
 PREFIX = "measure."
+POSITIONS = ("distance", "previous", "self", "diagonality")
 MAP = 64  # rows and columns of each head's map, at most
+_OTHERS = ("pooled", "received", "rows")  # what is kept beside means
 IN_ORDER = ("self", "encoder", "decoder", "text", "audio")  # kinds whose keys are the queries' own text, in order
 
 Arrays = dict[str, NDArray[Any]]
@@ -33,10 +35,10 @@ class SiteMeasures:
 
     def __iter__(self) -> Iterator[str]:
         """The names that ``mean`` knows."""
-        return (name for name in self._values if name not in ("pooled", "rows"))
+        return (name for name in self._values if name not in _OTHERS)
 
     def mean(self, name: str) -> NDArray[np.float64]:
-        """The mean of a measure over the rows that see something: (heads,) float64."""
+        """The mean of a measure over the rows that see something: (heads,) float64. Coverage is a head's own."""
         if name.rstrip("_") not in tuple(self):
             raise AttributeError(f"{name!r} was not measured, only {', '.join(self)}")
         return np.asarray(self._values[name.rstrip("_")], np.float64)
@@ -45,6 +47,11 @@ class SiteMeasures:
     def rows(self) -> NDArray[np.int64]:
         """How many rows of each head see something: (heads,)."""
         return np.asarray(self._values["rows"])
+
+    @property
+    def received(self) -> NDArray[np.float32]:
+        """The sum of the weights on each key: (heads, keys)."""
+        return np.asarray(self._values["received"])
 
     @property
     def pooled(self) -> NDArray[np.float32]:
@@ -59,8 +66,8 @@ class SiteMeasures:
 def measure(site: Site, weights: AttentionWeights, visible: Visible) -> Arrays:
     """The measures of one text: name to (heads, ...)."""
     in_order = site.kind in IN_ORDER and site.queries == site.keys
-    names = ("entropy", "sink", *(("distance", "previous", "self") if in_order else ()))
-    found = weights.measure(*names, sink=1)
+    names = ["entropy", "largest", "sink", *(POSITIONS if in_order else ())]
+    found = weights.measure(*names, "received", "coverage", sink=1, pooled=(MAP, MAP))
     sees = visible.sees()
     seeing = np.broadcast_to(True if sees is None else sees, (site.heads, site.queries))
     values = {name: _mean(found.to_dict()[name], seeing) for name in names if name != "previous"}
@@ -69,8 +76,10 @@ def measure(site: Site, weights: AttentionWeights, visible: Visible) -> Arrays:
         values["previous"] = _mean(found.previous, seeing & (position > 0))
         # Distance is a sum over keys, so the first key's part of it is its weight times its distance.
         values["far"] = _mean(found.distance - found.sink * position, seeing)
+    values["coverage"] = found.coverage
+    values["received"] = found.received.astype(np.float32)
     values["rows"] = seeing.sum(axis=-1).astype(np.int64)
-    return values | {"pooled": weights.pooled(MAP, MAP).astype(np.float32)}
+    return values | {"pooled": found.pooled.astype(np.float32)}
 
 
 def recorded(arrays: Arrays, text: int) -> SiteMeasures | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from clearhead.trace.errors import TraceError
 from clearhead.trace.format import Tokens
 from clearhead.trace.keep import Keeping, Store, check_store
+from clearhead.trace.measured import MAP
 from clearhead.trace.models import Model
 from clearhead.trace.reader import Trace
 from clearhead.trace.recorder import recording
@@ -96,6 +97,6 @@ def estimate(model: Model, tokens: int, layers: Collection[int] | None = None, k
     dim = getattr(config, "head_dim", None) or config.hidden_size // every
     itemsize = model.network.dtype.itemsize if keeping.store is None else 2
     count = len(find_attentions(model.network).layers() if layers is None else set(layers))
-    measured = heads * (min(tokens, 64) ** 2 * 4 + 7 * 8)
+    measured = heads * (min(tokens, MAP) ** 2 * 4 + tokens * 4 + 10 * 8)
     kept = tokens * ((heads + key_heads) * dim * itemsize + heads * 8)
     return int(count * (measured + (0 if keeping.only_measures else kept)))
