@@ -28,7 +28,7 @@ def test_a_trace(model: Path, text: Path, tmp_path: Path, run: Run) -> None:
     trace = Trace.open(tmp_path / "a" / "t")
     assert len(trace.tokens) == 20
     assert trace.layers == (0, 2)
-    assert "tiny: 2 of 3 layers, 20 tokens: the trace will take about 32.0 kB" in result.stderr
+    assert "tiny: 2 of 3 layers, 20 tokens: the trace will take about 33.3 kB" in result.stderr
     assert result.stdout.startswith(f"Wrote {tmp_path / 'a' / 't'}: ")
     assert "peak memory" in result.stdout
     assert "As matrices, its weights would take 19.2 kB." in result.stdout
