@@ -6,24 +6,50 @@ alone, ``attention_state`` what is needed to merge with other keys. All take the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from clearhead import launch
+from clearhead import launch, measuring
 from clearhead.again import recall
 from clearhead.keyvalue import KeyValueCache
 from clearhead.masks import Mask
+from clearhead.measures import Asked, Measures, asked_for, find, gather
 from clearhead.paged import PagedKeyValues
-from clearhead.plan import Plan, in_nats, plan, strided
+from clearhead.plan import Plan, in_nats, plan, strided, without_value
 from clearhead.problem import Problem, check
 from clearhead.scores import Score
 from clearhead.state import State
 from clearhead.weights import AttentionWeights
 
 Floats = NDArray[np.floating[Any]]
+
+
+@overload
+def attention(
+    query: ArrayLike,
+    key: ArrayLike | KeyValueCache | PagedKeyValues,
+    value: ArrayLike | None = None,
+    *,
+    mask: Mask | ArrayLike | None = None,
+    score: Score | None = None,
+    measure: None = None,
+) -> Floats: ...
+
+
+@overload
+def attention(
+    query: ArrayLike,
+    key: ArrayLike | KeyValueCache | PagedKeyValues,
+    value: ArrayLike | None = None,
+    *,
+    mask: Mask | ArrayLike | None = None,
+    score: Score | None = None,
+    measure: str | Sequence[str] | Asked,
+) -> tuple[Floats, Measures]: ...
 
 
 def attention(
@@ -33,7 +59,8 @@ def attention(
     *,
     mask: Mask | ArrayLike | None = None,
     score: Score | None = None,
-) -> Floats:
+    measure: str | Sequence[str] | Asked | None = None,
+) -> Floats | tuple[Floats, Measures]:
     """softmax(scale * q.k) v for every query, exactly, in memory linear in length.
 
     Parameters
@@ -49,10 +76,16 @@ def attention(
         numbers is added to the scores. Broadcast over (..., heads, queries, keys).
     score : Score, optional
         How a query matches a key: see ``clearhead.scores``. Default: the dot product over sqrt(dim).
+    measure : name, names or measures.ask(...), optional
+        What is to be said of the weights, see ``clearhead.measures``. Measures of rows ride along in the pass (all but
+        diagonality), and cost less than a tenth of it; with others in the same call, all are found in a pass of their
+        own, as by ``AttentionWeights.measure``. The same holds for what other kernels compute: few queries, and
+        bfloat16 on a matrix unit.
 
     Returns
     -------
     array (..., heads, queries, value dim) in the inputs' dtype. A row that may attend to nothing is 0.
+    With ``measure`` two: that array, to the same bit, and the Measures.
 
     Raises
     ------
@@ -81,13 +114,21 @@ def attention(
     >>> x = np.random.default_rng(0).standard_normal((2, 5, 8), dtype=np.float32)
     >>> ch.attention(x, x, x, mask=ch.masks.causal()).shape
     (2, 5, 8)
+    >>> output, found = ch.attention(x, x, x, mask=ch.masks.causal(), measure=("entropy", "sink"))
+    >>> found.entropy.shape, found.sink[:, 0].tolist()
+    ((2, 5), [1.0, 1.0])
     """
+    asked = asked_for(measure)
     if isinstance(key, KeyValueCache | PagedKeyValues):
         if value is not None:
             raise ValueError(f"value was given beside a {type(key).__name__}, which holds the values: leave it out")
-        return _run_cached(query, key, mask, score)
+        if asked is None:
+            return _run_cached(query, key, mask, score)
+        return _run_measured(plan(_within(check(query, key.key, key.value, mask, score), key)), asked)
     if value is None:
         raise ValueError("value is missing: attention(query, key, value), or attention(query, cache)")
+    if asked is not None:
+        return _run_measured(plan(check(query, key, value, mask, score)), asked)
     known = recall(query, key, value, mask, score)
     if known is not None:
         ready, arrays = known
@@ -188,6 +229,19 @@ def _run(planned: Plan) -> tuple[Floats, Floats]:
     """(output as the user will have it, logsumexp (batch, heads, queries, 2))."""
     output, logsumexp = launch.run(planned)
     return _as_given(planned.problem, output), logsumexp
+
+
+def _run_measured(planned: Plan, asked: Asked) -> tuple[Floats, Measures]:
+    """(output as the user will have it, what was asked)."""
+    few = launch.can_stream(planned)
+    if asked.rides and not few and not launch.by_amx(planned):
+        ride = measuring.Riding(planned, asked.wanted(planned))
+        output, logsumexp = ride.run()
+        return _as_given(planned.problem, output), gather(planned, logsumexp, asked, measuring.Kept(ride.rows))
+    output, logsumexp = _run(planned)
+    # The streaming kernel's sums are rounded otherwise than those of the tiles, which measures are made of.
+    logsumexp = launch.run(without_value(planned))[1] if few else logsumexp
+    return output, find(planned, logsumexp, asked)
 
 
 def _as_given(problem: Problem, output: Floats) -> Floats:

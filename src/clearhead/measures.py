@@ -43,7 +43,7 @@ entropy of heads, and the mass on previous and own tokens.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -179,6 +179,13 @@ def ask(*names: str, **options: Any) -> Asked:
     True
     """
     return Asked(names=names, **options)
+
+
+def asked_for(measure: str | Sequence[str] | Asked | None) -> Asked | None:
+    """What ``attention(measure=...)`` was given, as one thing."""
+    if measure is None or isinstance(measure, Asked):
+        return measure
+    return ask(measure) if isinstance(measure, str) else ask(*measure)
 
 
 class Measures:
@@ -363,7 +370,7 @@ def _best_of(first: Top, share: Floats, second: Top, other_share: Floats) -> Top
     return Top(np.take_along_axis(keys, order, axis=-1), best)
 
 
-def measure(plan: Plan, logsumexp: NDArray[Any], asked: Asked) -> Measures:
+def find(plan: Plan, logsumexp: NDArray[Any], asked: Asked) -> Measures:
     """What is asked for, in one pass over the scores; logsumexp (batch, heads, queries, 2)."""
     return gather(plan, logsumexp, asked, measuring.run(plan, logsumexp, asked.wanted(plan)))
 

@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 
 from clearhead import launch
 from clearhead.fold import Fold
-from clearhead.kernels import functions
+from clearhead.kernels import functions, riding
 from clearhead.kernels import measure as kernels
 from clearhead.kernels.arguments import likes, pack
+from clearhead.kernels.forward import attend_and_measure
 from clearhead.kernels.measure import Asked
 from clearhead.kernels.target import host
+from clearhead.kernels.tiles import TOGETHER
 from clearhead.kernels.visible import BLOCK
 from clearhead.plan import Plan, address, strided
 
@@ -118,6 +120,29 @@ def run(plan: Plan, logsumexp: Floats, wanted: Wanted) -> Kept:
         top=top if wanted.top else None,
         folds=kept,
     )
+
+
+class Riding(launch.Forward):
+    """A forward pass along which sums of rows ride: see ``kernels.riding``. ``rows`` is filled by ``run``."""
+
+    def __init__(self, plan: Plan, wanted: Wanted) -> None:
+        super().__init__(plan)
+        extent, self._at = plan.problem.extent, plan.problem.compute_dtype
+        columns = kernels.OFFSETS + len(wanted.offsets)
+        self.rows = np.zeros((extent.batch * extent.heads, extent.queries, columns))
+        self._offsets = np.array(wanted.offsets, np.int64)
+        sink = max(0, wanted.sink - wanted.first_key)
+        self._ride = np.array(
+            [address(self.rows), wanted.aligned, sink, address(self._offsets), len(wanted.offsets)], np.int64
+        )
+        self._size = TOGETHER * (riding.RIDES + len(wanted.offsets)) * host().rows(self._at)
+
+    def _compute(self, numbers: Ints, output: Floats, logsumexp: Floats) -> None:
+        def some(places: Ints, first: int, last: int) -> None:
+            sums = np.empty(self._size, self._at)
+            attend_and_measure(numbers, self._likes, places, self._ride, address(sums), first, last)
+
+        self._tiles.run(some)
 
 
 class _Room:

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from clearhead import launch, memory
 from clearhead.algebra import Align
 from clearhead.fold import Fold
-from clearhead.measures import Asked, Measures, Top, measure
+from clearhead.measures import Asked, Measures, Top, find
 from clearhead.plan import Plan, in_nats, without_value
 
 Floats = NDArray[np.floating[Any]]
@@ -342,7 +342,7 @@ class AttentionWeights(NDArrayOperatorsMixin):
             names=names, top=top, pooled=pooled, folds=folds or {}, sink=sink, normalized=normalized, align=align,
             first_query=first_query, first_key=first_key,
         )  # fmt: skip
-        return measure(self._plan, self._logsumexp, asked)
+        return find(self._plan, self._logsumexp, asked)
 
     def entropy(self) -> NDArray[np.float64]:
         """-sum w ln w of each row, in nats: (..., heads, queries)."""

@@ -38,6 +38,7 @@ def warmup(
             weights[0, :2, :2]
             weights.measure("entropy")
             ch.attention(x[:, :1], x, x)
+            ch.attention(x, x, x, measure="entropy")
         stdout().print(f"{name:<10} {time.perf_counter() - start:5.1f} s")
     place = cache.folder()
     stdout().print(f"Kept in {place}" if place else "Not kept: no folder can be written", soft_wrap=True)

@@ -59,6 +59,57 @@ weigh2_and_fold = _weigh_and_fold(natural=False)
 weigh_and_fold = _weigh_and_fold(natural=True)
 
 
+def _exp_and_fold(natural):
+    @intrinsic
+    def exp_and_fold(typingctx, scores, keys, old_top, top, total, change, terms, places, position, away):
+        """As ``microkernels.exp_tile``, to the bit; and terms = terms' + sum w*(score - top), places = places*change +
+        sum w*(position + away - k), by row: terms' is what terms are under the new top, see ``riding``."""
+
+        def generate(context, b, signature, arguments):
+            scores, keys, old_top, top, total, change, terms, places, position, away = arguments
+            v = Vectors(b, signature.args[0].dtype)
+            n, new = v.count, v.load_all(top)
+            base = [b.select(b.fcmp_ordered("==", m, v.const(float("-inf"))), v.const(0.0), m) for m in new]
+
+            def power(difference):
+                return v.exp2(b.fmul(difference, v.const(LOG2E)) if natural else difference)
+
+            def some_keys(i, carried):
+                first = b.mul(i, ir.Constant(i64, v.at_once))
+                for j in range(v.at_once):
+                    row = at(b, v.row(scores, first), j * v.rows)
+                    k = v.splat(b.sitofp(b.add(first, ir.Constant(i64, j)), v.scalar))
+                    less = [b.fsub(s, m) for s, m in zip(v.load_all(row), base, strict=True)]
+                    weights = [power(x) for x in less]
+                    v.store_all(weights, row)
+                    carried = fold_row(v, carried, weights, less, k)
+                return carried
+
+            out = loop(b, b.sdiv(keys, ir.Constant(i64, v.at_once)), [v.const(0.0)] * (3 * n), some_keys)
+            new_terms, new_places, sums = out[:n], out[n : 2 * n], out[2 * n :]
+            rise = [b.fsub(o, m) for o, m in zip(v.load_all(old_top), base, strict=True)]
+            factors, before = [power(x) for x in rise], v.load_all(total)
+            fallen = [
+                v.fma(v.max(x, v.const(LOWEST)), t, e) for x, t, e in zip(rise, before, v.load_all(terms), strict=True)
+            ]
+            v.store_all([v.fma(e, f, t) for e, f, t in zip(fallen, factors, new_terms, strict=True)], terms)
+            stand = [b.fadd(p, v.splat(away)) for p in v.load_all(position)]
+            apart = [b.fsub(b.fmul(p, s), k) for p, s, k in zip(stand, sums, new_places, strict=True)]
+            v.store_all([v.fma(p, f, x) for p, f, x in zip(v.load_all(places), factors, apart, strict=True)], places)
+            v.store_all([v.fma(t, f, s) for t, f, s in zip(before, factors, sums, strict=True)], total)
+            v.store_all(new, old_top)
+            v.store_all(factors, change)
+            return context.get_dummy_value()
+
+        return void(scores, index, scores, scores, scores, scores, scores, scores, scores, scores.dtype), generate
+
+    return exp_and_fold
+
+
+exp2_and_fold = _exp_and_fold(natural=False)
+exp_and_fold = _exp_and_fold(natural=True)
+
+
 @intrinsic
 def sum_rows(typingctx, weights, keys, factors, sums):
     """sums[key] = sum over rows of factors[row] * weights[key, row]. Keys are made up to whole vectors of them."""

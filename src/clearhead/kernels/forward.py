@@ -13,6 +13,7 @@ from clearhead.kernels.addresses import address_of, narrow, pointer, widen
 from clearhead.kernels.arguments import COMPUTED, unpack
 from clearhead.kernels.cache import kernel, step
 from clearhead.kernels.microkernels import exp2_tile, exp_tile, finite_row, mix_tile, turn_out
+from clearhead.kernels.riding import finish_ride, ride_of, start_ride, to_weights_and_ride
 from clearhead.kernels.tiles import (
     CHANGE,
     FACTOR,
@@ -54,7 +55,19 @@ def attend(numbers, likes, places, first, last):
     (batch, heads, queries, 2), float64: the largest score, in x.unit, and the natural logarithm of the sum relative to
     it. They are kept apart because of scores so large that their sum would lose the second.
     """
+    attend_items(unpack(pointer(numbers, 0), likes), room(places, likes[COMPUTED]), first, last, None)
+
+
+@kernel
+def attend_and_measure(numbers, likes, places, ride, sums, first, last):
+    """As ``attend``, to the bit, with measures of rows beside: five numbers and the address of sums, see ``riding``."""
     x, w = unpack(pointer(numbers, 0), likes), room(places, likes[COMPUTED])
+    attend_items(x, w, first, last, ride_of(pointer(ride, 0), sums, likes[COMPUTED]))
+
+
+@step
+def attend_items(x, w, first, last, ride):
+    """The same, and what rides along, see ``riding``; None: nothing does, and nothing of it is compiled."""
     tiles = (x.queries + x.rows - 1) // x.rows
     item = first
     while item < last:
@@ -65,12 +78,16 @@ def attend(numbers, likes, places, first, last):
         for t in range(count):
             own = tile_room(x, w, t)
             start_tile(x, own, batch, head, tile + t)
+            if ride is not None:
+                start_ride(x, own, ride, t)
             low, high = min(low, own.reach[REACH_LOW]), max(high, own.reach[REACH_HIGH])
         # Blocks begin at whole multiples: what a tile gets does not depend on those that it shares them with.
         for block in range(low // BLOCK * BLOCK, high, BLOCK):
-            attend_block(x, w, batch, head, count, block, min(BLOCK, high - block))
+            attend_block(x, w, batch, head, count, block, min(BLOCK, high - block), ride)
         for t in range(count):
             finish_tile(x, tile_room(x, w, t), batch, head)
+            if ride is not None:
+                finish_ride(x, tile_room(x, w, t), ride, t, batch, head)
         item += count
 
 
@@ -93,7 +110,7 @@ def clear_sums(x, w):
 
 
 @step
-def attend_block(x, room, batch, head, count, block, keys):
+def attend_block(x, room, batch, head, count, block, keys, ride):
     """Add a block of keys and values to each of the tiles: to their output and the lanes TOP and TOTAL.
 
     Keys and values are fetched once, if any tile sees some of them: each skips what none of its own queries sees.
@@ -124,7 +141,10 @@ def attend_block(x, room, batch, head, count, block, keys):
         careful = shown != WHOLLY and not finite
         if careful:
             mark_visible(x, w, some)
-        to_weights(x, w, whole_micro(x, some))
+        if ride is None:
+            to_weights(x, w, whole_micro(x, some))
+        else:
+            to_weights_and_ride(x, w, ride, t, first, some)
         if careful:
             mix_visible(x, w, batch, head, first, some)
             values_there = False
