@@ -78,8 +78,11 @@ def capture(
     listener: Listener,
     layers: Collection[int] | None = None,
     kinds: Collection[str] | None = None,
+    skip: Collection[tuple[str, int]] = (),
 ) -> Iterator[Session]:
     """Call ``listener`` with each call of the chosen attentions (all, when None) while the block lasts.
+
+    ``skip`` : kinds and layers that need not be heard again.
 
     The model's outputs are bit for bit those it has without this.
 
@@ -93,7 +96,7 @@ def capture(
     wanted = {
         id(one.module): one
         for one in attentions.heard
-        if (kinds is None or one.kind in kinds) and (layers is None or one.layer in layers)
+        if (kinds is None or one.kind in kinds) and (layers is None or one.layer in layers) and (one.kind, one.layer) not in skip
     }
     for one in wanted.values():
         _check_implementation(getattr(getattr(one.module, "config", None), "_attn_implementation", None) or "eager")

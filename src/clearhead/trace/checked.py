@@ -138,6 +138,11 @@ def _tokens(data: Any) -> Tokens:
     return Tokens(columns["ids"], columns["text"], columns["start"], columns["stop"], **places)
 
 
+def site_and_check(data: Any) -> tuple[Site, SiteCheck]:
+    """What an unfinished trace says of one site. Raises KeyError, TypeError or ValueError if it makes no sense."""
+    return Site(**_typed(Site, data["site"])), SiteCheck(**_typed(SiteCheck, data["check"]))
+
+
 def _checks(data: Any) -> Checks:
     sites = _each(lambda facts: SiteCheck(**_typed(SiteCheck, facts)), data["sites"])
     return Checks(sites, _each(_string, data["missing"]))

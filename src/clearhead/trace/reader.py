@@ -18,7 +18,8 @@ from clearhead.trace.errors import TraceError
 from clearhead.trace.format import Checks, Index, ModelFacts, Side, Site, SiteCheck, Tokens
 from clearhead.trace.holding import check_holding
 from clearhead.trace.measured import SiteMeasures
-from clearhead.trace.tensors import read_header, read_tensors
+from clearhead.trace.tensors import read_header, read_tensors, write_tensors
+from clearhead.trace.unfinished import folder_for, said
 from clearhead.trace.visible import Visible
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ class Trace:
 
         with writing(Path(path)) as writer:
             for site in self.sites:
-                writer.add(site, None, self.arrays(site.layer, site.kind))
+                write_tensors(writer.folder / layout.site_file(site.kind, site.layer), self.arrays(site.layer, site.kind))
             writer.finish(self._index)
         return Trace.open(path)
 
@@ -325,6 +326,12 @@ def _read_index(path: Path) -> Index:
     except (FileNotFoundError, NotADirectoryError):
         what = "is not a trace: it has no trace.json" if path.is_dir() else "is not a folder with a trace"
         what = what if path.exists() else "does not exist"
+        for folder in (path, folder_for(path)):
+            if (left := said(folder)) is not None:
+                raise TraceError(
+                    f"{left}: it is not a trace. `clearhead trace ... --continue` with the same model and text goes on "
+                    f"with it, or remove it"
+                ) from None
         raise TraceError(f"{path} {what}. `clearhead trace MODEL --text FILE -o DIR` records one") from None
     except (ValueError, RecursionError):
         raise TraceError(f"{where} is cut short or not JSON: record the trace again") from None

@@ -65,6 +65,14 @@ class Recorder:
         self.checks: list[SiteCheck] = []
         self.texts: dict[str, tuple[int, int]] = {}  # texts and tokens of each side
 
+    def begin_with(self, done: Collection[tuple[Site, SiteCheck]]) -> None:
+        """Take what an earlier run of one text left."""
+        for site, check in done:
+            self.sites.append(site)
+            self.checks.append(check)
+            self.texts.setdefault(site.query_side, (1, site.queries))
+            self.texts.setdefault(site.key_side, (1, site.keys))
+
     def hear(self, call: Call) -> None:
         module = id(call.site.module)
         if self.once and module in self.gatherings:
@@ -115,7 +123,8 @@ class Recorder:
         """Keep what is left and write the index. ``tokens`` : those of the one text, if they are known already."""
         from clearhead import __version__
 
-        check_heard(session)
+        if session.wanted:  # unless an earlier run did all of it
+            check_heard(session)
         if not self.once:
             for module in self.gatherings:
                 self.keep(module)
@@ -147,10 +156,15 @@ def recording(
     tokenizer: Any = None,
     tokens: Tokens | None = None,
     progress: Callable[[Attention], None] | None = None,
+    done: Collection[tuple[Site, SiteCheck]] = (),
 ) -> Iterator[Recorder]:
-    """Record what a model's attentions do while the block lasts; the index is written when it ends well."""
+    """Record what a model's attentions do while the block lasts; the index is written when it ends well.
+
+    ``done`` : what is there already, and is not heard again."""
     recorder = Recorder(into, keeping, once, progress)
-    with capture(network, recorder.hear, layers, kinds) as session, watching(network, session.attentions) as inputs:
+    recorder.begin_with(done)
+    skip = [(site.kind, site.layer) for site, _ in done]
+    with capture(network, recorder.hear, layers, kinds, skip) as session, watching(network, session.attentions) as inputs:
         yield recorder
     recorder.finish(session, inputs, model_facts(network, name, session), tokenizer, tokens)
 
@@ -182,7 +196,7 @@ def model_facts(network: Any, name: str, session: Session) -> ModelFacts:
         layers=1 + max(one.layer for one in session.attentions.heard),
         context=int(getattr(config.get_text_config(), "max_position_embeddings", 0) or 0),
         dtype=str(network.dtype).removeprefix("torch."),
-        attention=session.implementation,
+        attention=session.implementation or str(config.get_text_config()._attn_implementation),
         transformers=transformers.__version__,
         torch=torch.__version__,
     )

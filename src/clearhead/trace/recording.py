@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection
 from os import PathLike
 from pathlib import Path
@@ -28,13 +29,15 @@ def record(
     store: Store | None = None,
     only_measures: bool = False,
     progress: Callable[[int], None] | None = None,
+    go_on: bool = False,
 ) -> Trace:
     """Run ``model`` over ``tokens`` and write a trace of the chosen layers, heads and kinds (None: all) to ``path``.
 
     ``progress`` is called with each layer's number once it is on disk. Memory does not grow with the layers.
     What is written is checked as it is written: the weights that the trace will give must reproduce the
     model's own output. ``store`` is the dtype of queries and keys, "float16" or "bfloat16", None for the model's own;
-    with ``only_measures`` they are not kept at all.
+    with ``only_measures`` they are not kept at all. A run that was killed leaves ``path.unfinished``; with ``go_on`` the
+    same run goes on with it, and layers that are whole are not recorded again.
 
     Raises TraceError if the text is longer than the model's context, the disk too small, ``path`` taken by
     something that is not a trace, or the model one whose attention cannot be told from queries and keys."""
@@ -47,7 +50,7 @@ def record(
     keeping = Keeping(heads, store, only_measures)
     check_space(path, estimate(model, len(tokens), layers, keeping))
     with (
-        writing(path) as writer,
+        writing(path, run_facts(model, tokens, keeping, layers, kinds), go_on) as writer,
         recording(
             model.network,
             writer,
@@ -57,12 +60,38 @@ def record(
             keeping=keeping,
             once=True,
             tokens=tokens,
+            done=tuple(writer.done),
             progress=None if progress is None else lambda site: progress(site.layer),
         ),
         torch.inference_mode(),
     ):
         model.network(input_ids=torch.tensor([tokens.ids], device=model.network.device), use_cache=False)
     return Trace.open(path)
+
+
+def run_facts(
+    model: Model, tokens: Tokens, keeping: Keeping, layers: Collection[int] | None, kinds: Collection[str] | None
+) -> dict[str, str]:
+    """What must be the same for a run to go on with what another left: each in words, or by a hash."""
+    import torch
+    import transformers
+
+    weights = hashlib.sha256()
+    for name, parameter in model.network.named_parameters():
+        weights.update(name.encode() + parameter.detach().flatten()[:16].double().cpu().numpy().tobytes())
+    count = len(find_attentions(model.network).layers() if layers is None else set(layers))
+    return {
+        "model": model.name,
+        "weights": weights.hexdigest(),
+        "dtype": str(model.network.dtype),
+        "tokens": hashlib.sha256(repr(tokens.ids).encode()).hexdigest(),
+        "layers": "all" if layers is None else repr(sorted(set(layers))),
+        "heads": "all" if keeping.heads is None else repr(sorted(set(keeping.heads))),
+        "kinds": "all" if kinds is None else repr(sorted(set(kinds))),
+        "store": f"{keeping.store}, {'measures' if keeping.only_measures else 'all'}",
+        "versions": f"torch {torch.__version__}, transformers {transformers.__version__}",
+        "of": str(count),
+    }
 
 
 def check_length(model: Model, tokens: Tokens) -> None:

@@ -1,4 +1,4 @@
-"""Write a trace so that it is whole or not there: layer by layer into a hidden folder, renamed at the end."""
+"""Write a trace so that it is whole or not there: site by site into DIR.unfinished, renamed at the end."""
 
 from __future__ import annotations
 
@@ -19,17 +19,21 @@ from clearhead.trace.errors import TraceError
 from clearhead.trace.format import Index, Site, SiteCheck
 from clearhead.trace.reader import is_trace
 from clearhead.trace.tensors import write_tensors
+from clearhead.trace.unfinished import INDEX as UNFINISHED
+from clearhead.trace.unfinished import LOCK, Done, Lock, folder_for, resumed, said, write_state
 
 
 class TraceWriter:
-    """A trace being written. Made by :func:`writing`."""
+    """A trace being written. Made by :func:`writing`. ``done`` : the sites that are whole."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, run: dict[str, Any], done: Done) -> None:
+        self.folder, self.run, self.done = folder, run, done
 
-    def add(self, site: Site, check: SiteCheck | None, arrays: dict[str, NDArray[Any]]) -> None:
-        """Write one site's file. Nothing of it is kept in memory."""
+    def add(self, site: Site, check: SiteCheck, arrays: dict[str, NDArray[Any]]) -> None:
+        """Write one site's file, and say that it is there. Nothing of it is kept in memory."""
         write_tensors(self.folder / layout.site_file(site.kind, site.layer), arrays)
+        self.done.append((site, check))
+        write_state(self.folder, self.run, self.done)
 
     def finish(self, index: Index) -> None:
         """Write trace.json, which makes the folder a trace."""
@@ -38,30 +42,61 @@ class TraceWriter:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[TraceWriter]:
+def writing(path: Path, run: dict[str, Any] | None = None, go_on: bool = False) -> Iterator[TraceWriter]:
     """A TraceWriter whose folder takes the name ``path`` when the block ends well, and is removed if not.
 
     Ctrl-C, a full disk, an error of the model's: nothing is left under either name. A trace that lies at
-    ``path`` already is replaced, and stays as it was unless the new one is whole.
+    ``path`` already is replaced, and stays as it was unless the new one is whole. A process that is killed leaves
+    ``path.unfinished``, which says what it holds; with ``go_on`` the same ``run`` goes on with it.
 
-    Raises TraceError if something else lies at ``path``, or the disk is full or read-only.
+    Raises TraceError if something else lies at ``path``, a run that was stopped left its folder, or the disk is full
+    or read-only.
     """
     given, path = path, Path(os.path.abspath(path))  # the working directory may change meanwhile
     check_destination(path)
-    folder = None
+    folder, lock = folder_for(path), None
+    mine = False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-", dir=path.parent))
-        yield TraceWriter(folder)
-        folder.chmod(0o777 & ~_umask())  # mkdtemp makes folders that only their owner may open
+        resuming = _claim(folder, go_on)
+        lock = Lock(folder)
+        if not resuming and not go_on:
+            _refuse_what_is_left(folder)
+        done = resumed(folder, run or {}) if resuming else []
+        mine = True
+        writer = TraceWriter(folder, run or {}, done)
+        write_state(folder, writer.run, done)
+        yield writer
+        for name in (UNFINISHED, LOCK):
+            (folder / name).unlink(missing_ok=True)
         _move(folder, path)
     except OSError as error:
         raise TraceError(
             f"the trace cannot be written to {given}: {error.strerror or error}. Nothing was left behind"
         ) from error
     finally:
-        if folder is not None:
+        if lock is not None:
+            lock.close()
+        if mine:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _claim(folder: Path, go_on: bool) -> bool:
+    """Make the folder, or find the one that a stopped run left. Gives whether it is that."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        if not folder.is_dir() or folder.is_symlink():
+            raise TraceError(f"{folder} is in the way: remove it, or choose another name with -o") from None
+        return go_on
+    return False
+
+
+def _refuse_what_is_left(folder: Path) -> None:
+    """Raise TraceError if the folder is not new."""
+    if any(file.name != LOCK for file in folder.iterdir()):
+        what = said(folder) or f"{folder} is in the way"
+        raise TraceError(f"{what}: go on with it with --continue, or remove it")
 
 
 def check_destination(path: Path) -> None:
@@ -104,9 +139,3 @@ def _move(folder: Path, path: Path) -> None:
             raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -1,0 +1,101 @@
+"""A trace that is being written, or that a killed run left: a folder beside its place that says what it holds.
+
+    DIR.unfinished/unfinished.json      the run (model, tokens, choices) and the sites that are whole
+    DIR.unfinished/lock                 held by the process that writes; the system lets go of it when that dies
+    DIR.unfinished/self-000.safetensors ...
+
+It has no trace.json, so it never opens as a trace. The same run can go on with it, where ``unfinished.json`` says that
+it is the same."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from clearhead.trace import format as layout
+from clearhead.trace.checked import site_and_check
+from clearhead.trace.errors import TraceError
+from clearhead.trace.format import Site, SiteCheck
+from clearhead.trace.tensors import read_header
+
+FORMAT = "clearhead-unfinished-trace"
+INDEX = "unfinished.json"
+LOCK = "lock"
+
+Done = list[tuple[Site, SiteCheck]]
+
+
+def folder_for(path: Path) -> Path:
+    """Where a trace lies until it is whole: DIR.unfinished."""
+    return path.with_name(path.name + ".unfinished")
+
+
+def write_state(folder: Path, run: dict[str, Any], done: Done) -> None:
+    """Say what the folder holds. Under a temporary name, then renamed."""
+    sites = [{"site": asdict(site), "check": asdict(check)} for site, check in done]
+    data = {"format": FORMAT, "version": layout.VERSION, "run": run, "sites": sites}
+    temporary = folder / (INDEX + ".partial")
+    temporary.write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
+    os.replace(temporary, folder / INDEX)
+
+
+def read_state(folder: Path) -> tuple[dict[str, Any], Done] | None:
+    """(the run, the sites that are whole); None if the folder does not say so."""
+    try:
+        data = json.loads((folder / INDEX).read_bytes())
+        if data["format"] != FORMAT or data["version"] != layout.VERSION:
+            return None
+        done = [site_and_check(entry) for entry in data["sites"]]
+        for site, _ in done:
+            read_header(folder / layout.site_file(site.kind, site.layer))
+        return dict(data["run"]), done
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def said(folder: Path) -> str | None:
+    """What a folder that a run left holds, in words; None where it is none."""
+    found = read_state(folder)
+    if found is None:
+        return None
+    run, done = found
+    of, model = run.get("of", "?"), run.get("model", "?")
+    return f"{folder} holds {len(done)} of {of} layers of a run of {model} that was stopped"
+
+
+def resumed(folder: Path, run: dict[str, Any]) -> Done:
+    """The sites that a stopped run of the same kind left whole. Raises TraceError if it was another run."""
+    found = read_state(folder)
+    if found is None:
+        raise TraceError(f"{folder} does not say what it holds: remove it, and record the trace again")
+    before, done = found
+    if different := sorted(name for name in run if before.get(name) != run[name]):
+        raise TraceError(
+            f"{folder} is of another run ({', '.join(different)} differ): give the same model, text and choices to go "
+            f"on with it, or remove it"
+        )
+    return done
+
+
+class Lock:
+    """Held while a folder is written; given up by the system if the process dies."""
+
+    def __init__(self, folder: Path) -> None:
+        self._stack = ExitStack()
+        file: IO[bytes] = self._stack.enter_context(open(folder / LOCK, "wb"))
+        try:
+            import fcntl
+        except ImportError:  # Windows: two runs into one folder are not noticed
+            return
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._stack.close()
+            raise TraceError(f"{folder} is being written by another process: wait for it, or choose -o") from None
+
+    def close(self) -> None:
+        self._stack.close()

@@ -1,0 +1,162 @@
+"""A run that is killed leaves a folder that says what it holds, never opens as a trace, and can be gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_models
+
+from clearhead.trace import Model, Trace, TraceError, load, record, tokenize, unfinished
+from clearhead.trace.format import Tokens
+
+KILLED = """
+    import os, signal, sys
+    sys.path.insert(0, {tests!r})
+    import tiny_models
+    from clearhead.trace import load, record, tokenize
+    model = load({model!r})
+    def progress(layer):
+        if layer == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    record(model, tokenize(model.tokenizer, tiny_models.TEXT), {path!r}, progress=progress)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.save(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def killed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `kill -9` in the second of three layers leaves beside the path, which is given."""
+    path = tmp_path_factory.mktemp("killed") / "t"
+    code = textwrap.dedent(KILLED).format(tests=str(Path(__file__).parent), model=str(folder), path=str(path))
+    found = subprocess.run([sys.executable, "-c", code], env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    assert found.returncode == -signal.SIGKILL
+    return path
+
+
+@pytest.fixture
+def left(killed: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change: the path of the trace that was not finished."""
+    import shutil
+
+    shutil.copytree(unfinished.folder_for(killed), tmp_path / "t.unfinished")
+    return tmp_path / "t"
+
+
+def test_what_is_left(killed: Path) -> None:
+    assert [path.name for path in killed.parent.iterdir()] == ["t.unfinished"]
+    names = sorted(path.name for path in unfinished.folder_for(killed).iterdir())
+    assert names == ["lock", "self-000.safetensors", "self-001.safetensors", "unfinished.json"]
+
+
+def test_it_never_opens_as_a_trace(killed: Path) -> None:
+    words = r"t\.unfinished holds 2 of 3 layers of a run of tiny that was stopped: it is not a trace.*--continue"
+    for path in (killed, unfinished.folder_for(killed)):
+        with pytest.raises(TraceError, match=words):
+            Trace.open(path)
+
+
+def test_it_is_not_written_over_unasked(left: Path, tiny: Model, tokens: Tokens) -> None:
+    words = r"t\.unfinished holds 2 of 3 layers of a run of tiny that was stopped: go on with it with --continue, or remove"
+    with pytest.raises(TraceError, match=words):
+        record(tiny, tokens, left)
+    assert (left.parent / "t.unfinished" / "unfinished.json").is_file()
+
+
+def test_going_on(left: Path, folder: Path, tokens: Tokens, tmp_path: Path) -> None:
+    model, seen = load(str(folder)), []
+    trace = record(model, tokens, left, go_on=True, progress=seen.append)
+    assert seen == [2]  # the others were whole
+    whole = record(model, tokens, tmp_path / "whole")
+    assert trace.sites == whole.sites
+    assert trace.checks == whole.checks
+    assert trace.text == whole.text
+    for layer in whole.layers:
+        assert np.array_equal(np.asarray(trace.weights(layer)), np.asarray(whole.weights(layer)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t", "whole"]
+    assert sorted(path.name for path in left.iterdir()) == [*(f"self-00{i}.safetensors" for i in range(3)), "trace.json"]
+
+
+def test_going_on_when_all_is_there_but_the_index(left: Path, folder: Path, tokens: Tokens, tmp_path: Path) -> None:
+    """Killed between the last layer and the end."""
+    model = load(str(folder))
+    whole = record(model, tokens, tmp_path / "whole")
+    state = left.parent / "t.unfinished"
+    (state / "self-002.safetensors").write_bytes((tmp_path / "whole" / "self-002.safetensors").read_bytes())
+    run, done = unfinished.read_state(state) or ({}, [])
+    unfinished.write_state(state, run, [*done, (whole.sites[2], whole.checks.sites[2])])
+    trace = record(model, tokens, left, go_on=True)
+    assert trace.sites == whole.sites
+    assert trace.model == whole.model
+
+
+def test_there_is_nothing_to_go_on_with(tiny: Model, tokens: Tokens, tmp_path: Path) -> None:
+    assert len(record(tiny, tokens, tmp_path / "t", go_on=True)) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("text", r"is of another run \(tokens differ\)"),
+        ("layers", r"is of another run \(layers, of differ\)"),
+        ("store", r"is of another run \(store differ\)"),
+        ("weights", r"is of another run \(weights differ\)"),
+    ],
+)
+def test_another_run_does_not_go_on(change: str, words: str, left: Path, folder: Path, tokens: Tokens) -> None:
+    model = load(str(folder))
+    options: dict[str, Any] = {"layers": {"layers": [0, 2]}, "store": {"store": "float16"}}.get(change, {})
+    if change == "text":
+        tokens = tokenize(model.tokenizer, "The dog sat.")
+    if change == "weights":
+        model.network.norm.weight.data += 1
+    with pytest.raises(TraceError, match=words + ": give the same model, text and choices to go on with it"):
+        record(model, tokens, left, go_on=True, **options)
+    assert (left.parent / "t.unfinished").is_dir()
+
+
+@pytest.mark.parametrize("damage", ["json", "file", "fact"])
+def test_a_damaged_folder_is_not_gone_on_with(damage: str, left: Path, folder: Path, tokens: Tokens) -> None:
+    state = left.parent / "t.unfinished"
+    if damage == "json":
+        (state / "unfinished.json").write_text("{")
+    if damage == "file":
+        file = state / "self-001.safetensors"
+        file.write_bytes(file.read_bytes()[:-10])
+    if damage == "fact":
+        data = json.loads((state / "unfinished.json").read_text())
+        data["sites"][0]["site"]["heads"] = "many"
+        (state / "unfinished.json").write_text(json.dumps(data))
+    with pytest.raises(TraceError, match=r"t\.unfinished does not say what it holds: remove it, and record"):
+        record(load(str(folder)), tokens, left, go_on=True)
+
+
+def test_two_processes_do_not_write_into_one_folder(tiny: Model, tokens: Tokens, tmp_path: Path) -> None:
+    def second(layer: int) -> None:
+        with pytest.raises(TraceError, match=r"t\.unfinished is being written by another process: wait for it"):
+            record(tiny, tokens, tmp_path / "t", go_on=bool(layer % 2))
+
+    assert len(record(tiny, tokens, tmp_path / "t", progress=second)) == 3
+
+
+def test_what_is_in_the_way(tiny: Model, tokens: Tokens, tmp_path: Path) -> None:
+    (tmp_path / "t.unfinished").mkdir()
+    (tmp_path / "t.unfinished" / "thesis").write_text("years of work")
+    with pytest.raises(TraceError, match=r"t\.unfinished is in the way"):
+        record(tiny, tokens, tmp_path / "t")
+    (tmp_path / "u.unfinished").write_text("a file")
+    with pytest.raises(TraceError, match=r"u\.unfinished is in the way: remove it, or choose another name"):
+        record(tiny, tokens, tmp_path / "u")
+    assert (tmp_path / "t.unfinished" / "thesis").read_text() == "years of work"
