@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +14,14 @@ from typing import Any
 import pytest
 import typer
 
+from clearhead import memory
 from clearhead.cli.trace import parse_layers
-from clearhead.trace import Trace, writer
+from clearhead.trace import Trace, load, unfinished, writer
+from clearhead.trace.keep import Keeping
+from clearhead.trace.recording import run_facts
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "trace"))
+import tiny_models
 
 Run = Callable[..., Any]
 
@@ -127,9 +135,81 @@ def test_what_can_happen_while_it_writes(
 def test_a_folder_that_cannot_be_made(
     model: Path, text: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*words: Any, **options: Any) -> str:
+    def fails(*words: Any) -> bool:
         raise OSError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(writer.tempfile, "mkdtemp", fails)
+    monkeypatch.setattr(writer, "_claim", fails)
     result = run("trace", model, "--text", text, "-o", tmp_path / "t")
     failed(result, "t: Permission denied. Nothing was left behind")
+
+
+def test_what_can_be_chosen(model: Path, text: Path, tmp_path: Path, run: Run) -> None:
+    choices = ("--layers", "1", "--heads", "0,4-5", "--kinds", "self", "--store", "bfloat16")
+    result = run("trace", model, "--text", text, "-o", tmp_path / "t", *choices)
+    assert result.exit_code == 0, result.stderr
+    (site,) = Trace.open(tmp_path / "t").sites
+    assert (site.layer, site.numbers, site.dtype) == (1, (0, 4, 5), "BF16")
+    failed(
+        run("trace", model, "--text", text, "-o", tmp_path / "u", "--kinds", "cross"),
+        "has no 'cross' attention; it has",
+    )
+    failed(
+        run("trace", model, "--text", text, "-o", tmp_path / "u", "--heads", "9"), "heads 0 to 5: there is no head 9"
+    )
+    failed(run("trace", model, "--text", text, "-o", tmp_path / "u", "--store", "int8"), "store takes 'float16' or")
+    assert left(tmp_path) == ["t"]
+
+
+def test_measures_only(model: Path, text: Path, tmp_path: Path, run: Run) -> None:
+    result = run("trace", model, "--text", text, "-o", tmp_path / "t", "--measures-only")
+    assert result.exit_code == 0, result.stderr
+    assert {site.kept for site in Trace.open(tmp_path / "t").sites} == {"measures"}
+
+
+def test_memory_and_size_are_said_first(
+    model: Path, text: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = run("trace", model, "--text", text, "-o", tmp_path / "t")
+    said = r"3 of 3 layers, \d+ tokens: the trace will take about [\d.]+ kB, reading it [\d.]+ kB of memory"
+    assert re.search(said, result.stderr), result.stderr
+    monkeypatch.setattr(memory, "available", lambda: 10_000)
+    result = run("trace", model, "--text", text, "-o", tmp_path / "u")
+    failed(result, "of memory beside the model and 10.0 kB are free: give a smaller --max-tokens")
+    assert left(tmp_path) == ["t"]
+
+
+def test_a_run_that_was_killed_goes_on(model: Path, text: Path, tmp_path: Path, run: Run) -> None:
+    arguments = ("trace", model, "--text", text, "-o", tmp_path / "t")
+    assert run(*arguments).exit_code == 0
+    trace = Trace.open(tmp_path / "t")
+    loaded = load(str(model))
+    state = tmp_path / "t.unfinished"
+    (tmp_path / "t").rename(state)
+    (state / "trace.json").unlink()
+    (state / "self-002.safetensors").unlink()
+    done = list(zip(trace.sites, trace.checks.sites, strict=True))[:2]
+    unfinished.write_state(state, run_facts(loaded, trace.text, Keeping(), None, None), done)
+    failed(
+        run(*arguments), "t.unfinished holds 2 of 3 layers of a run of tiny that was stopped: go on with it with --c"
+    )
+    assert run(*arguments, "--continue").exit_code == 0
+    assert Trace.open(tmp_path / "t").sites == trace.sites
+    assert left(tmp_path) == ["t"]
+
+
+def test_a_model_that_writes(model: Path, text: Path, tmp_path: Path, run: Run) -> None:
+    arguments = ("--text", text, "--max-tokens", 20, "-o", tmp_path / "t", "--generate", 6)
+    result = run("trace", model, *arguments)
+    assert result.exit_code == 0, result.stderr
+    trace = Trace.open(tmp_path / "t")
+    read = len(trace.tokens)
+    assert 20 < read <= 25  # the last token was written and not read; an end of text may come before
+    assert trace.text.start[19] >= 0
+    assert trace.text.start[20:] == (-1,) * (read - 20)
+    assert trace.facts(0).queries == trace.facts(0).keys == read
+    translator = tiny_models.save(tmp_path / "bart", "bart")
+    failed(run("trace", translator, *arguments[:-2]), "is an encoder-decoder model: say with --generate N how many")
+    assert run("trace", translator, *arguments).exit_code == 0
+    trace = Trace.open(tmp_path / "t")
+    assert trace.kinds == ("encoder", "decoder", "cross")
+    assert trace.facts(0, "cross").keys == 20

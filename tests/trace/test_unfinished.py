@@ -69,7 +69,9 @@ def test_it_never_opens_as_a_trace(killed: Path) -> None:
 
 
 def test_it_is_not_written_over_unasked(left: Path, tiny: Model, tokens: Tokens) -> None:
-    words = r"t\.unfinished holds 2 of 3 layers of a run of tiny that was stopped: go on with it with --continue, or remove"
+    words = (
+        r"t\.unfinished holds 2 of 3 layers of a run of tiny that was stopped: go on with it with --continue, or remove"
+    )
     with pytest.raises(TraceError, match=words):
         record(tiny, tokens, left)
     assert (left.parent / "t.unfinished" / "unfinished.json").is_file()
@@ -86,7 +88,10 @@ def test_going_on(left: Path, folder: Path, tokens: Tokens, tmp_path: Path) -> N
     for layer in whole.layers:
         assert np.array_equal(np.asarray(trace.weights(layer)), np.asarray(whole.weights(layer)))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t", "whole"]
-    assert sorted(path.name for path in left.iterdir()) == [*(f"self-00{i}.safetensors" for i in range(3)), "trace.json"]
+    assert sorted(path.name for path in left.iterdir()) == [
+        *(f"self-00{i}.safetensors" for i in range(3)),
+        "trace.json",
+    ]
 
 
 def test_going_on_when_all_is_there_but_the_index(left: Path, folder: Path, tokens: Tokens, tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -15,15 +16,30 @@ from clearhead.memory import written
 if TYPE_CHECKING:
     from clearhead.trace import Model, Trace
     from clearhead.trace.format import Tokens
+    from clearhead.trace.keep import Keeping
 
 
 def trace(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A local Hugging Face folder, or: smollm2.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A local Hugging Face folder, or: smollm2, minilm.")],
     text: Annotated[Path, typer.Option("--text", metavar="FILE", help="The text to read, UTF-8.")],
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", metavar="N", min=1, help="Read the first N tokens only.")
     ] = None,
     layers: Annotated[str | None, typer.Option("--layers", metavar="0,5-8", help="Record these layers only.")] = None,
+    heads: Annotated[str | None, typer.Option("--heads", metavar="0,5-8", help="Record these heads only.")] = None,
+    kinds: Annotated[
+        str | None, typer.Option("--kinds", metavar="KINDS", help="Record these only: encoder,decoder,cross ...")
+    ] = None,
+    store: Annotated[
+        str | None, typer.Option("--store", metavar="DTYPE", help="Keep queries and keys as float16 or bfloat16.")
+    ] = None,
+    measures_only: Annotated[
+        bool, typer.Option("--measures-only", help="Keep no queries and keys, but what is measured.")
+    ] = False,
+    generate: Annotated[
+        int, typer.Option("--generate", metavar="N", min=0, help="Let the model write N tokens after the text.")
+    ] = 0,
+    go_on: Annotated[bool, typer.Option("--continue", help="Go on with a run that was killed.")] = False,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="DIR", help="Where it goes. Default: the text's name with .trace"),
@@ -31,23 +47,37 @@ def trace(
 ) -> None:
     """Record every head of a language model over a text, exactly, without changing the model's output."""
     from clearhead.trace import read_text, tokenize
+    from clearhead.trace.keep import Keeping, check_store
     from clearhead.trace.models import find
     from clearhead.trace.writer import check_destination
 
-    chosen = parse_layers(layers)
+    check_store(store)
+    keeping = Keeping(parse_layers(heads, "--heads"), cast(Any, store), measures_only)
+    chosen = Chosen(parse_layers(layers), keeping, None if kinds is None else tuple(kinds.split(",")), generate, go_on)
     folder = output or Path(text.with_suffix(".trace").name)
     # What can be wrong is looked at before the model is loaded.
     content = read_text(text)
     find(model)
     check_destination(folder)
-    loaded = load_model(model)
+    loaded = load_model(model, writing=generate > 0)
     with waiting("Finding the tokens"):
         tokens = tokenize(loaded.tokenizer, content, max_tokens)
     record_trace(loaded, tokens, folder, chosen)
     stdout().print(f"Next: clearhead report {folder}", soft_wrap=True)
 
 
-def parse_layers(given: str | None) -> set[int] | None:
+@dataclass(frozen=True)
+class Chosen:
+    """What of a model is to be recorded, and how."""
+
+    layers: set[int] | None = None
+    keeping: Keeping | None = None
+    kinds: tuple[str, ...] | None = None
+    write: int = 0
+    go_on: bool = False
+
+
+def parse_layers(given: str | None, option: str = "--layers") -> set[int] | None:
     """The layers that ``0,5-8`` names: 0, 5, 6, 7, 8. None is all.
 
     >>> sorted(parse_layers("0,5-8"))
@@ -59,48 +89,72 @@ def parse_layers(given: str | None) -> set[int] | None:
     for part in given.split(","):
         match = re.fullmatch(r"\s*(\d{1,6})\s*(?:-\s*(\d{1,6})\s*)?", part)
         if match is None:
-            raise typer.BadParameter(f"{given!r}: numbers and ranges, as in 0,5-8", param_hint="'--layers'")
+            raise typer.BadParameter(f"{given!r}: numbers and ranges, as in 0,5-8", param_hint=f"'{option}'")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
-            raise typer.BadParameter(f"{part.strip()!r} runs backwards: write {last}-{first}", param_hint="'--layers'")
+            raise typer.BadParameter(f"{part.strip()!r} runs backwards: write {last}-{first}", param_hint=f"'{option}'")
         found |= set(range(first, last + 1))
     return found
 
 
-def load_model(name: str) -> Model:
+def load_model(name: str, writing: bool = False) -> Model:
     """Load a model, showing that it takes a while."""
     from clearhead.trace import load
     from clearhead.trace.models import find
 
     first = not find(name).is_dir()
     with waiting(f"Converting {name} (once, some seconds)" if first else f"Loading {name}"):
-        return load(name)
+        return load(name, writing=writing)
 
 
-def record_trace(model: Model, tokens: Tokens, folder: Path, layers: set[int] | None = None) -> tuple[Trace, float]:
+def record_trace(model: Model, tokens: Tokens, folder: Path, chosen: Chosen | None = None) -> tuple[Trace, float]:
     """Record, say what it will take and what it took. Gives the trace and the seconds."""
     from clearhead.trace import record
-    from clearhead.trace.recording import check_layers, check_length, estimate
+    from clearhead.trace import recording as plans
+    from clearhead.trace.keep import Keeping
+    from clearhead.trace.sites import find_attentions
     from clearhead.trace.writer import check_space
 
-    check_length(model, tokens)
-    check_layers(model, layers)
-    count = model.config.num_hidden_layers if layers is None else len(layers)
-    size = estimate(model, len(tokens), layers)
+    chosen = chosen or Chosen()
+    keeping = chosen.keeping or Keeping()
+    plans.check_length(model, tokens)
+    plans.check_layers(model, chosen.layers)
+    plans.check_writes(model, chosen.write)
+    attentions = find_attentions(model.network)
+    every = len(attentions.layers())
+    steps = sum(
+        (chosen.layers is None or one.layer in chosen.layers) and (chosen.kinds is None or one.kind in chosen.kinds)
+        for one in attentions.heard
+    )
+    count = len(tokens) + chosen.write
+    size, memory = plans.estimate(model, count, chosen.layers, keeping), plans.estimate_memory(model, count)
     stderr().print(
-        f"{model.name}: {count} of {model.config.num_hidden_layers} layers, {len(tokens):,} tokens: "
-        f"the trace will take about {written(size)}",
+        f"{model.name}: {every if chosen.layers is None else len(chosen.layers)} of {every} layers, "
+        f"{len(tokens):,} tokens: the trace will take about {written(size)}, reading it {written(memory)} of memory",
         soft_wrap=True,
     )
     check_space(folder, size)
+    plans.check_memory(model, count)
     start = time.perf_counter()
-    with counting("Reading", count) as progress:
-        found = record(model, tokens, folder, layers=layers, progress=progress)
+    with counting("Reading", steps) as progress:
+        found = record(
+            model,
+            tokens,
+            folder,
+            layers=chosen.layers,
+            heads=keeping.heads,
+            kinds=chosen.kinds,
+            store=keeping.store,
+            only_measures=keeping.only_measures,
+            progress=progress,
+            go_on=chosen.go_on,
+            write=chosen.write,
+        )
     seconds = time.perf_counter() - start
-    memory = peak_memory()
+    peak = peak_memory()
     stdout().print(
         f"Wrote {folder}: {written(found.nbytes)} in {seconds:.1f} s"
-        + (f", peak memory {written(memory)}" if memory else "")
+        + (f", peak memory {written(peak)}" if peak else "")
         + f". As matrices, its weights would take {written(found.dense_nbytes)}.",
         soft_wrap=True,
     )

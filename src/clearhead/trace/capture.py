@@ -96,7 +96,9 @@ def capture(
     wanted = {
         id(one.module): one
         for one in attentions.heard
-        if (kinds is None or one.kind in kinds) and (layers is None or one.layer in layers) and (one.kind, one.layer) not in skip
+        if (kinds is None or one.kind in kinds)
+        and (layers is None or one.layer in layers)
+        and (one.kind, one.layer) not in skip
     }
     for one in wanted.values():
         _check_implementation(getattr(getattr(one.module, "config", None), "_attn_implementation", None) or "eager")

@@ -204,7 +204,9 @@ class Trace:
 
         with writing(Path(path)) as writer:
             for site in self.sites:
-                write_tensors(writer.folder / layout.site_file(site.kind, site.layer), self.arrays(site.layer, site.kind))
+                write_tensors(
+                    writer.folder / layout.site_file(site.kind, site.layer), self.arrays(site.layer, site.kind)
+                )
             writer.finish(self._index)
         return Trace.open(path)
 

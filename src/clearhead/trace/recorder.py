@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from clearhead.memory import available, written
 from clearhead.trace.capture import Call, Session, capture
 from clearhead.trace.errors import TraceError
 from clearhead.trace.faithful import check_output
@@ -40,6 +41,12 @@ class Memory:
         self.index: Index | None = None
 
     def add(self, site: Site, check: SiteCheck, arrays: Arrays) -> None:
+        size, free = sum(array.nbytes for array in arrays.values()), available()
+        if free is not None and size > free:
+            raise TraceError(
+                f"{site} takes {written(size)} and {written(free)} of memory are free: give a path, to keep the trace "
+                f"on disk, fewer layers or heads, or only_measures=True"
+            )
         for array in arrays.values():
             array.flags.writeable = False
         self.held[site_file(site.kind, site.layer)] = arrays
@@ -134,13 +141,27 @@ class Recorder:
         )
         if tokens is not None:
             first = sides[0]
-            sides = (Side(first.name, (tokens,), first.grid), *sides[1:])
+            sides = (Side(first.name, (_begun(first.texts[0], tokens),), first.grid), *sides[1:])
         heard = {(site.kind, site.layer) for site in self.sites}
         missing = [
             f"{one.kind} layer {one.layer}" for one in session.attentions.heard if (one.kind, one.layer) not in heard
         ]
         checks = Checks(tuple(self.checks), (*missing, *session.attentions.deaf))
         self.into.finish(Index(__version__, model, sides, tuple(self.sites), checks))
+
+
+def _begun(written: Tokens, read: Tokens) -> Tokens:
+    """A text whose first tokens are known with their places, and that may go on."""
+    count = len(read)
+    special = (*read.special, *(place for place in written.special if place >= count))
+    return Tokens(
+        ids=read.ids + written.ids[count:],
+        text=read.text + written.text[count:],
+        start=read.start + written.start[count:],
+        stop=read.stop + written.stop[count:],
+        special=special,
+        padding=read.padding,
+    )
 
 
 @contextmanager
@@ -164,7 +185,10 @@ def recording(
     recorder = Recorder(into, keeping, once, progress)
     recorder.begin_with(done)
     skip = [(site.kind, site.layer) for site, _ in done]
-    with capture(network, recorder.hear, layers, kinds, skip) as session, watching(network, session.attentions) as inputs:
+    with (
+        capture(network, recorder.hear, layers, kinds, skip) as session,
+        watching(network, session.attentions) as inputs,
+    ):
         yield recorder
     recorder.finish(session, inputs, model_facts(network, name, session), tokenizer, tokens)
 

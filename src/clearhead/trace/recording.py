@@ -7,11 +7,12 @@ from collections.abc import Callable, Collection
 from os import PathLike
 from pathlib import Path
 
+from clearhead import memory
 from clearhead.trace.errors import TraceError
 from clearhead.trace.format import Tokens
 from clearhead.trace.keep import Keeping, Store, check_store
 from clearhead.trace.measured import MAP
-from clearhead.trace.models import Model
+from clearhead.trace.models import Model, quiet
 from clearhead.trace.reader import Trace
 from clearhead.trace.recorder import recording
 from clearhead.trace.sites import check_kinds, find_attentions
@@ -30,14 +31,16 @@ def record(
     only_measures: bool = False,
     progress: Callable[[int], None] | None = None,
     go_on: bool = False,
+    write: int = 0,
 ) -> Trace:
     """Run ``model`` over ``tokens`` and write a trace of the chosen layers, heads and kinds (None: all) to ``path``.
 
     ``progress`` is called with each layer's number once it is on disk. Memory does not grow with the layers.
     What is written is checked as it is written: the weights that the trace will give must reproduce the
     model's own output. ``store`` is the dtype of queries and keys, "float16" or "bfloat16", None for the model's own;
-    with ``only_measures`` they are not kept at all. A run that was killed leaves ``path.unfinished``; with ``go_on`` the
-    same run goes on with it, and layers that are whole are not recorded again.
+    with ``only_measures`` they are not kept at all. A run that was killed leaves ``path.unfinished``; with ``go_on``
+    the same run goes on with it, and layers that are whole are not recorded again. With ``write`` the model (loaded with
+    ``writing=True``) reads the text and writes at most so many tokens, greedily: one record of all that it read.
 
     Raises TraceError if the text is longer than the model's context, the disk too small, ``path`` taken by
     something that is not a trace, or the model one whose attention cannot be told from queries and keys."""
@@ -48,9 +51,11 @@ def record(
     check_layers(model, layers)
     check_store(store)
     keeping = Keeping(heads, store, only_measures)
-    check_space(path, estimate(model, len(tokens), layers, keeping))
+    check_writes(model, write)
+    check_space(path, estimate(model, len(tokens) + write, layers, keeping))
+    run = run_facts(model, tokens, keeping, layers, kinds, write)
     with (
-        writing(path, run_facts(model, tokens, keeping, layers, kinds), go_on) as writer,
+        writing(path, run, go_on) as writer,
         recording(
             model.network,
             writer,
@@ -58,19 +63,39 @@ def record(
             layers=layers,
             kinds=kinds,
             keeping=keeping,
-            once=True,
+            once=not write,
+            tokenizer=model.tokenizer,
             tokens=tokens,
             done=tuple(writer.done),
             progress=None if progress is None else lambda site: progress(site.layer),
         ),
         torch.inference_mode(),
+        quiet(),
     ):
-        model.network(input_ids=torch.tensor([tokens.ids], device=model.network.device), use_cache=False)
+        ids = torch.tensor([tokens.ids], device=model.network.device)
+        if write:
+            mask = torch.ones_like(ids)
+            model.network.generate(ids, attention_mask=mask, max_new_tokens=write, do_sample=False, num_beams=1)
+        else:
+            model.network(input_ids=ids, use_cache=False)
     return Trace.open(path)
 
 
+def check_writes(model: Model, write: int) -> None:
+    """Raise TraceError for an encoder-decoder model that is to write nothing: its decoder would read nothing."""
+    if model.network.config.is_encoder_decoder and not write:
+        raise TraceError(
+            f"{model.name} is an encoder-decoder model: say with --generate N how many tokens it is to write"
+        )
+
+
 def run_facts(
-    model: Model, tokens: Tokens, keeping: Keeping, layers: Collection[int] | None, kinds: Collection[str] | None
+    model: Model,
+    tokens: Tokens,
+    keeping: Keeping,
+    layers: Collection[int] | None = None,
+    kinds: Collection[str] | None = None,
+    write: int = 0,
 ) -> dict[str, str]:
     """What must be the same for a run to go on with what another left: each in words, or by a hash."""
     import torch
@@ -90,6 +115,7 @@ def run_facts(
         "kinds": "all" if kinds is None else repr(sorted(set(kinds))),
         "store": f"{keeping.store}, {'measures' if keeping.only_measures else 'all'}",
         "versions": f"torch {torch.__version__}, transformers {transformers.__version__}",
+        "write": str(write),
         "of": str(count),
     }
 
@@ -118,14 +144,47 @@ def check_layers(model: Model, layers: Collection[int] | None) -> None:
 
 
 def estimate(model: Model, tokens: int, layers: Collection[int] | None = None, keeping: Keeping | None = None) -> int:
-    """What a trace will take on disk, in bytes: queries, keys, logsumexp and measures of each layer."""
-    config, keeping = model.config, keeping or Keeping()
-    every = config.num_attention_heads
+    """What a trace will take on disk, in bytes: queries, keys, logsumexp and measures of each attention."""
+    keeping = keeping or Keeping()
+    every, every_key, dim = _heads(model)
     heads = every if keeping.heads is None else len(set(keeping.heads))
-    key_heads = (getattr(config, "num_key_value_heads", None) or every) if keeping.heads is None else heads
-    dim = getattr(config, "head_dim", None) or config.hidden_size // every
+    key_heads = every_key if keeping.heads is None else heads
     itemsize = model.network.dtype.itemsize if keeping.store is None else 2
-    count = len(find_attentions(model.network).layers() if layers is None else set(layers))
+    attentions = find_attentions(model.network).heard
+    count = sum(layers is None or one.layer in layers for one in attentions)
     measured = heads * (min(tokens, MAP) ** 2 * 4 + tokens * 4 + 10 * 8)
     kept = tokens * ((heads + key_heads) * dim * itemsize + heads * 8)
     return int(count * (measured + (0 if keeping.only_measures else kept)))
+
+
+def estimate_memory(model: Model, tokens: int) -> int:
+    """What reading so many tokens will take beside the model, in bytes: what runs through it, and one attention.
+
+    Eager attention makes its matrices, and windows need a mask of one byte a cell."""
+    config, itemsize = model.config, model.network.dtype.itemsize
+    heads, key_heads, dim = _heads(model)
+    wide = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    flowing = tokens * (6 * config.hidden_size + 3 * wide) * itemsize
+    attention = tokens * (4 * (heads + 2 * key_heads) * dim * max(itemsize, 4) + 16 * heads * 8)
+    matrices = 3 * heads * tokens**2 * itemsize if config._attn_implementation == "eager" else 0
+    masks = tokens**2 if getattr(config, "sliding_window", None) else 0
+    return int(flowing + attention + matrices + masks)
+
+
+def check_memory(model: Model, tokens: int) -> None:
+    """Raise TraceError unless there is room to read so many tokens."""
+    needed, free = estimate_memory(model, tokens), memory.available()
+    if free is not None and needed > free:
+        raise TraceError(
+            f"reading {tokens:,} tokens takes about {memory.written(needed)} of memory beside the model and "
+            f"{memory.written(free)} are free: give a smaller --max-tokens"
+        )
+
+
+def _heads(model: Model) -> tuple[int, int, int]:
+    """(heads, key heads, dim of a head)."""
+    config = model.config
+    heads = int(config.num_attention_heads)
+    key_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    dim = getattr(config, "head_dim", None) or getattr(config, "d_kv", None) or config.hidden_size // heads
+    return heads, key_heads, int(dim)

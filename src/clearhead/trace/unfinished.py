@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from clearhead.trace import format as layout
 from clearhead.trace.checked import site_and_check
@@ -85,17 +84,16 @@ class Lock:
     """Held while a folder is written; given up by the system if the process dies."""
 
     def __init__(self, folder: Path) -> None:
-        self._stack = ExitStack()
-        file: IO[bytes] = self._stack.enter_context(open(folder / LOCK, "wb"))
+        self._file = open(folder / LOCK, "wb")  # noqa: SIM115 - open for as long as the folder is written
         try:
             import fcntl
         except ImportError:  # Windows: two runs into one folder are not noticed
             return
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self._stack.close()
+            self._file.close()
             raise TraceError(f"{folder} is being written by another process: wait for it, or choose -o") from None
 
     def close(self) -> None:
-        self._stack.close()
+        self._file.close()

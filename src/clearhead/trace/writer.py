@@ -77,6 +77,7 @@ def writing(path: Path, run: dict[str, Any] | None = None, go_on: bool = False) 
     finally:
         if lock is not None:
             lock.close()
+            (folder / LOCK).unlink(missing_ok=True)
         if mine:
             shutil.rmtree(folder, ignore_errors=True)
 
