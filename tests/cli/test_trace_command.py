@@ -188,7 +188,7 @@ def test_a_run_that_was_killed_goes_on(model: Path, text: Path, tmp_path: Path, 
     (state / "trace.json").unlink()
     (state / "self-002.safetensors").unlink()
     done = list(zip(trace.sites, trace.checks.sites, strict=True))[:2]
-    unfinished.write_state(state, run_facts(loaded, trace.text, Keeping(), None, None), done)
+    unfinished.write_state(state, run_facts(loaded, trace.text, Keeping()), done)
     failed(
         run(*arguments), "t.unfinished holds 2 of 3 layers of a run of tiny that was stopped: go on with it with --c"
     )

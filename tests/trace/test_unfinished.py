@@ -69,9 +69,7 @@ def test_it_never_opens_as_a_trace(killed: Path) -> None:
 
 
 def test_it_is_not_written_over_unasked(left: Path, tiny: Model, tokens: Tokens) -> None:
-    words = (
-        r"t\.unfinished holds 2 of 3 layers of a run of tiny that was stopped: go on with it with --continue, or remove"
-    )
+    words = r"t\.unfinished holds 2 of 3 layers of a run of tiny that was stopped: go on with it with --continue"
     with pytest.raises(TraceError, match=words):
         record(tiny, tokens, left)
     assert (left.parent / "t.unfinished" / "unfinished.json").is_file()

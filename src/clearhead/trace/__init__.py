@@ -14,6 +14,7 @@
       measured.py                  what every head does, in a few numbers
       keep.py                      what of all this is kept
     writer.py, tensors.py        whole or not there: temporary names, then renamed
+    unfinished.py                what a killed run left, and going on with it
     format.py, checked.py,       what lies on disk; JSON and files checked before anything is believed
       holding.py
     reader.py                    Trace: opened by mapping it into memory

@@ -39,8 +39,8 @@ def record(
     What is written is checked as it is written: the weights that the trace will give must reproduce the
     model's own output. ``store`` is the dtype of queries and keys, "float16" or "bfloat16", None for the model's own;
     with ``only_measures`` they are not kept at all. A run that was killed leaves ``path.unfinished``; with ``go_on``
-    the same run goes on with it, and layers that are whole are not recorded again. With ``write`` the model (loaded with
-    ``writing=True``) reads the text and writes at most so many tokens, greedily: one record of all that it read.
+    the same run goes on with it, and layers that are whole are not recorded again. With ``write`` the model (loaded
+    with ``writing=True``) reads the text and writes at most so many tokens, greedily: one record of all that it read.
 
     Raises TraceError if the text is longer than the model's context, the disk too small, ``path`` taken by
     something that is not a trace, or the model one whose attention cannot be told from queries and keys."""
