@@ -17,6 +17,7 @@ from clearhead.state import State, merge
 if TYPE_CHECKING:
     from clearhead.attend import attention, attention_state, attention_weights, scaled_dot_product_attention
     from clearhead.explanation import Explanation, explain
+    from clearhead.flow import rollout
     from clearhead.fold import Fold
     from clearhead.kernels.threads import get_num_threads, set_num_threads
     from clearhead.keyvalue import KeyValueCache
@@ -38,6 +39,7 @@ _ON_FIRST_USE = {
     "KeyValueCache": "clearhead.keyvalue",
     "PagedKeyValues": "clearhead.paged",
     "explain": "clearhead.explanation",
+    "rollout": "clearhead.flow",
     "get_num_threads": "clearhead.kernels.threads",
     "set_num_threads": "clearhead.kernels.threads",
     "tracing": "clearhead.trace.live",
@@ -60,6 +62,7 @@ __all__ = [
     "get_num_threads",
     "masks",
     "merge",
+    "rollout",
     "scaled_dot_product_attention",
     "scores",
     "set_num_threads",

@@ -16,10 +16,11 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from clearhead import launch, memory
+from clearhead import launch, measuring, memory
 from clearhead.algebra import Align
 from clearhead.fold import Fold
 from clearhead.measures import Asked, Measures, Top, find
+from clearhead.measuring import Wanted
 from clearhead.plan import Plan, in_nats, without_value
 
 Floats = NDArray[np.floating[Any]]
@@ -204,7 +205,7 @@ class AttentionWeights(NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         if ufunc is np.matmul and method == "__call__" and not options:
-            return inputs[0] @ inputs[1] if inputs[0] is self else np.matmul(inputs[0], np.asarray(self))
+            return inputs[0] @ inputs[1] if inputs[0] is self else self._pull(np.asarray(inputs[0]))
         if any(isinstance(target, AttentionWeights) for target in options.get("out", ())):
             raise TypeError("weights are read-only: they follow from queries and keys")
         arrays = [np.asarray(x) if isinstance(x, AttentionWeights) else x for x in inputs]
@@ -228,6 +229,27 @@ class AttentionWeights(NDArrayOperatorsMixin):
             into: tuple[Any, ...] = (*place, rows)
             out[into] = block @ values[place][keys]
         return out
+
+    def _pull(self, vectors: NDArray[Any]) -> Any:
+        """``vectors @ weights``, (..., n, queries) -> (..., n, keys): in one pass over the scores where the result has
+        the weights' dtype, else row block by row block."""
+        lead = self.shape[:-2]
+        plain = vectors.dtype.kind in "biuf" and vectors.ndim >= 2 and vectors.shape[-1] == self.shape[-2]
+        if not plain or np.broadcast_shapes(lead, vectors.shape[:-2]) != lead:
+            return np.matmul(vectors, np.asarray(self))
+        vectors = np.broadcast_to(vectors, (*lead, *vectors.shape[-2:]))
+        if np.result_type(self.dtype, vectors.dtype) != self.dtype:
+            out = np.zeros((*vectors.shape[:-1], self.shape[-1]), np.result_type(self.dtype, vectors.dtype))
+            for place, rows, keys, block in self._visible_blocks():
+                taken: tuple[Any, ...] = (*place, slice(None), rows)
+                into: tuple[Any, ...] = (*place, slice(None), keys)
+                out[into] += vectors[taken] @ block
+            return out
+        factors = vectors.astype(self.dtype)
+        factors = np.ascontiguousarray(factors).reshape(math.prod(lead), *factors.shape[-2:])
+        found = measuring.run(self._plan, self._logsumexp, Wanted(received=True, factors=factors)).received
+        assert found is not None
+        return found.reshape(*lead, *found.shape[1:]).astype(self.dtype, copy=False)
 
     def round(self, decimals: int = 0) -> Floats:
         """The whole matrix, rounded."""

@@ -62,7 +62,8 @@ class Asked(NamedTuple):
     spread : whether SPREAD is wanted, the sum of weight times distance without its sign.
     offsets : address of ``offset_count`` int64, how many keys back.
     received : address of (batch * heads, chunks, vectors, keys), float64: sums over rows of weight times factor.
-    factors : address of (batch * heads, vectors, queries), in the type computed in; 0: all are 1.
+    factors : address of (batch * heads, vectors, queries), in the type computed in; 0: all are 1. With factors, nothing
+    else may be asked for: tiles whose rows have none but 0 are left out.
     seen : address of (batch * heads, chunks, keys), int64: how many rows may see each key.
     grid : address of (batch * heads, grid_rows + chunks, grid_columns), float64: sums of weights, or the largest. What
     a chunk adds to row g of the grid lies in row g + chunk.
@@ -153,6 +154,8 @@ def measure(numbers, likes, places, desk_places, index_like, asked, first_item, 
         begin, end = tiles * chunk // a.chunks, tiles * (chunk + 1) // a.chunks
         for tile in range(begin + first_tile, min(begin + last_tile, end)):
             here = start_rows(x, w, a, d, sequence, tile)
+            if a.factors and not any_factor(x, a, d):
+                continue  # where nothing else is asked for
             for first in range(w.reach[REACH_LOW], w.reach[REACH_HIGH], BLOCK):
                 measure_block(x, w, a, d, sequence, chunk, here, first, min(BLOCK, w.reach[REACH_HIGH] - first))
             finish_rows(x, w, a, d, sequence, here)
@@ -188,6 +191,15 @@ def start_rows(x, w, a, d, sequence, tile):
         fill(pointer(d.kept, at), keeps * x.rows, 0.0)
         at += keeps * x.rows
     return here
+
+
+@step
+def any_factor(x, a, d):
+    """Whether any of the tile's rows has a factor that is not 0."""
+    found = False
+    for i in range(a.vectors * x.rows):
+        found = found or d.factors[i] != 0
+    return found
 
 
 @step
