@@ -11,7 +11,7 @@
       visible.py                   who may look at whom, in two integers a row where possible
       gather.py                    a prompt and single steps as one record, in absolute positions
       faithful.py                  is the record the model's own attention?
-      measured.py                  what every head does, in a few numbers
+      measured.py, there.py        what every head does, in a few numbers: by kernels, or where the device is
       keep.py                      what of all this is kept
     writer.py, tensors.py        whole or not there: temporary names, then renamed
     unfinished.py                what a killed run left, and going on with it

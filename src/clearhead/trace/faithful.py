@@ -36,7 +36,8 @@ def check_output(call: Call, first: int = 0) -> float:
     texts, heads, queries, dim = call.query.shape
     key_heads, keys = call.key.shape[1:3]
     rows = sampled(queries)
-    wide = {"dtype": torch.float64, "device": call.query.device}
+    # Apple's GPUs have no float64.
+    wide = {"dtype": torch.float32 if call.query.device.type == "mps" else torch.float64, "device": call.query.device}
     query = call.query[:, :, rows].to(**wide).reshape(texts, key_heads, -1, dim)
     score = (query @ call.key.to(**wide).transpose(2, 3) * call.scale).reshape(texts, heads, len(rows), keys)
     if call.softcap is not None:
@@ -45,11 +46,11 @@ def check_output(call: Call, first: int = 0) -> float:
         score = score + call.bias[:, :, rows].to(**wide)
     seen = torch.from_numpy(_rows_seen(call, rows)).to(call.query.device)
     score = score.masked_fill(~seen, -torch.inf)
-    largest = score.amax(dim=-1, keepdim=True).clamp(min=-1e300)
+    largest = score.amax(dim=-1, keepdim=True).clamp(min=-1e30)
     total = (score - largest).exp().sum(dim=-1, keepdim=True)
     if call.sinks is not None:
         total = total + (call.sinks.to(**wide).reshape(-1, 1, 1) - largest).exp()
-    weights = (score - largest).exp() / total.clamp(min=1e-300)
+    weights = (score - largest).exp() / total.clamp(min=1e-30)
     value = call.value.to(**wide).nan_to_num()
     mixed = (weights.reshape(texts, key_heads, -1, keys) @ value).reshape(texts, heads, len(rows), -1)
     error = (mixed - call.output[:, :, rows].to(**wide)).abs().amax(dim=-1)

@@ -44,6 +44,7 @@ class Gathering:
     queries: int = 0
     query: list[Any] = field(default_factory=list)
     key: list[Any] = field(default_factory=list)
+    move: bool = True  # what comes from another device to the CPU, as it comes
     rows: list[Rows] = field(default_factory=list)
     biases: list[tuple[Any, int]] = field(default_factory=list)  # and the absolute position of each one's first key
     call: Call | None = None
@@ -59,14 +60,17 @@ class Gathering:
         part = _last_rows(call, fresh)
         if call.key.shape[2] > (known := self.queries + fresh - offset) and self.site.kind != "cross":
             part = _first_keys(part, known)
-        self.query.append(part.query.detach().clone())
+        self.query.append(self._copied(part.query))
         if new_keys:
-            self.key.append(part.key[:, :, part.key.shape[2] - new_keys :].detach().clone())
+            self.key.append(self._copied(part.key[:, :, part.key.shape[2] - new_keys :]))
         self.rows.append(Rows(part.visible, fresh, part.key.shape[2], offset))
         self.biases.append((part.bias, offset))
         self.queries += fresh
         self.call = _without_tensors(part)
         return part
+
+    def _copied(self, tensor: Any) -> Any:
+        return tensor.to("cpu" if self.move else tensor.device, copy=True)
 
     def _place(self, call: Call, count: int, keys: int) -> tuple[int, int, int]:
         """(absolute position of the first key, how many of the last rows are new, how many keys are new)."""
@@ -96,7 +100,7 @@ class Gathering:
             place, last = self.queries - 1 - offset, self.key[-1][:, :, -1]
         if not 0 <= place < key.shape[2]:
             return
-        now = key[:, :, place]
+        now = key[:, :, place].to(last.device)
         if now.shape != last.shape or not (now - last).abs().max() <= SAME * last.abs().max():
             raise self._torn("no longer has the keys that it had")
 

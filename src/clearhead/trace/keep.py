@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,10 @@ from clearhead.trace.faithful import look_at_rows
 from clearhead.trace.format import Site, SiteCheck
 from clearhead.trace.gather import Gathered
 from clearhead.trace.measured import measure, tensors
-from clearhead.trace.reader import site_weights
+from clearhead.trace.reader import site_bias, site_weights
 from clearhead.trace.tensors import format_name
+from clearhead.trace.there import measure_there
 from clearhead.trace.visible import Visible, without_rows
-
-if TYPE_CHECKING:
-    from clearhead.weights import AttentionWeights
 
 Store = Literal["float16", "bfloat16"]
 STORES = ("float16", "bfloat16")
@@ -30,11 +28,17 @@ Arrays = dict[str, NDArray[Any]]
 @dataclass(frozen=True)
 class Keeping:
     """What to keep of a site. heads : their numbers, None for all; store : the dtype of queries and keys, None for the
-    model's own; only_measures : keep no queries and keys."""
+    model's own; only_measures : keep no queries and keys; there : where only measures are kept, measure on the model's
+    own device, None for devices other than the CPU."""
 
     heads: Collection[int] | None = None
     store: Store | None = None
     only_measures: bool = False
+    there: bool | None = None
+
+    def measures_there(self, device: str) -> bool:
+        """Whether queries and keys on a device of this type stay there."""
+        return self.only_measures and (device != "cpu" if self.there is None else self.there)
 
 
 def check_store(store: Any) -> None:
@@ -58,16 +62,13 @@ def keep(
     visible = gathered.visible
     if padding is not None:
         visible = without_rows(visible, padding, queries, key.shape[2])
-    arrays: Arrays = {"query": query, "key": key, **visible.tensors()}
-    if "mask" in arrays and arrays["mask"].shape[1] > 1 and numbers:
-        arrays["mask"] = arrays["mask"][:, list(numbers)]
-        visible = Visible("array", array=arrays["mask"])
+    chosen = list(numbers) if numbers else slice(None)
+    if visible.array is not None and visible.array.shape[1] > 1:
+        visible = Visible("array", array=visible.array[:, chosen])
+    arrays: Arrays = visible.tensors()
     for name, values in (("offsets", gathered.offsets), ("bias", gathered.bias)):
         if values is not None:
-            arrays[name] = values[:, list(numbers)] if numbers and values.shape[1] > 1 else values
-    if call.sinks is not None:
-        sinks = array(call.sinks.float())
-        arrays["sinks"] = sinks[list(numbers)] if numbers else sinks
+            arrays[name] = values[:, chosen] if values.shape[1] > 1 else values
     site = Site(
         kind=call.site.kind,
         layer=call.site.layer,
@@ -76,7 +77,7 @@ def keep(
         queries=queries,
         keys=key.shape[2],
         dim=dim,
-        dtype=format_name(query.dtype),
+        dtype=_dtype_name(query),
         mask=visible.kind,
         scale=call.scale,
         softcap=call.softcap,
@@ -85,28 +86,36 @@ def keep(
         causal=call.causal,
         numbers=numbers,
     )
-    arrays["logsumexp"] = np.empty((texts, heads, queries))
-    weights: list[AttentionWeights] = []
-    for text in range(texts):
-        weights.append(site_weights(site, arrays, text, with_logsumexp=False))
-        arrays["logsumexp"][text] = weights[text].logsumexp64
-    found = [look_at_rows(site, arrays, text, weights[text]) for text in range(texts)]
-    check = SiteCheck(
-        site.kind,
-        site.layer,
-        format_name(array(gathered.query[:1, :1, :1]).dtype),
-        sum(rows for rows, _, _ in found),
-        max(row_sum for _, row_sum, _ in found),
-        max(hidden for _, _, hidden in found),
-        deviation,
-    )
-    measured = tensors([measure(site, one, visible.of(text)) for text, one in enumerate(weights)])
+    sinks = None if call.sinks is None else call.sinks.float()[chosen]
+    measured, found = [], []
+    if keeping.measures_there(query.device.type):
+        for text in range(texts):
+            bias = site_bias(site, arrays, text)
+            one, looked = measure_there(site, query[text], key[text], visible.of(text), bias, sinks)
+            measured.append(one)
+            found.append(looked)
+    else:
+        arrays |= {"query": np.ascontiguousarray(array(query)), "key": np.ascontiguousarray(array(key))}
+        if sinks is not None:
+            arrays["sinks"] = array(sinks)
+        arrays["logsumexp"] = np.empty((texts, heads, queries))
+        for text in range(texts):
+            weights = site_weights(site, arrays, text, with_logsumexp=False)
+            arrays["logsumexp"][text] = weights.logsumexp64
+            measured.append(measure(site, weights, visible.of(text)))
+            found.append(look_at_rows(site, arrays, text, weights))
+    rows, sums, hidden = zip(*found, strict=True)
+    check = SiteCheck(site.kind, site.layer, _dtype_name(gathered.query), sum(rows), max(sums), max(hidden), deviation)
     if keeping.only_measures:
-        return replace(site, kept="measures"), measured, check
-    return site, arrays | measured, check
+        return replace(site, kept="measures"), tensors(measured), check
+    return site, arrays | tensors(measured), check
 
 
-def _chosen(gathered: Gathered, keeping: Keeping) -> tuple[NDArray[Any], NDArray[Any], tuple[int, ...]]:
+def _dtype_name(tensor: Any) -> str:
+    return format_name(array(tensor[:1, :1, :1]).dtype)
+
+
+def _chosen(gathered: Gathered, keeping: Keeping) -> tuple[Any, Any, tuple[int, ...]]:
     """(query, key, numbers of the heads): key heads go with the heads that read them, one each where some are left
     out. No numbers mean all."""
     query, key = gathered.query, gathered.key
@@ -124,4 +133,4 @@ def _chosen(gathered: Gathered, keeping: Keeping) -> tuple[NDArray[Any], NDArray
             raise TraceError(f"{site.kind} layer {site.layer} has heads 0 to {count - 1}: there is no head {beyond[0]}")
         query = query[:, list(numbers)]
         key = key[:, [head // group for head in numbers]]
-    return np.ascontiguousarray(array(query)), np.ascontiguousarray(array(key)), numbers
+    return query, key, numbers

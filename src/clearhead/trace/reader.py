@@ -287,15 +287,18 @@ def _visible(site: Site, arrays: Arrays, text: int, heads: slice) -> Visible:
 
 
 def _score(site: Site, arrays: Arrays, text: int, heads: slice) -> scores.Score:
-    bias = None
-    if site.bias == "dense":
-        bias = arrays["bias"][text if len(arrays["bias"]) > 1 else 0]
-        bias = bias[heads] if len(bias) > 1 else bias
-    elif site.bias == "offsets":
-        offsets = arrays["offsets"][text if len(arrays["offsets"]) > 1 else 0]
-        bias = by_offset(offsets[heads] if len(offsets) > 1 else offsets, site.queries)
     sinks = arrays["sinks"][heads] if "sinks" in arrays else None
-    return scores.dot(scale=site.scale, softcap=site.softcap, bias=bias, sinks=sinks)
+    return scores.dot(scale=site.scale, softcap=site.softcap, bias=site_bias(site, arrays, text, heads), sinks=sinks)
+
+
+def site_bias(site: Site, arrays: Arrays, text: int, heads: slice = slice(None)) -> NDArray[Any] | None:
+    """What is added to the scores of one text: (1 or heads, queries, keys), or None."""
+    if site.bias == "none":
+        return None
+    kept = arrays["bias" if site.bias == "dense" else "offsets"]
+    kept = kept[text if len(kept) > 1 else 0]
+    kept = kept[heads] if len(kept) > 1 else kept
+    return kept if site.bias == "dense" else by_offset(kept, site.queries)
 
 
 def by_offset(offsets: NDArray[Any], queries: int) -> NDArray[Any]:

@@ -86,7 +86,8 @@ class Recorder:
             raise TraceError(
                 f"{call.site.kind} layer {call.site.layer} ran twice: one pass over whole texts was to be recorded"
             )
-        gathering = self.gatherings.setdefault(module, Gathering(call.site))
+        there = self.keeping.measures_there(call.query.device.type)
+        gathering = self.gatherings.setdefault(module, Gathering(call.site, move=not there))
         first = gathering.queries
         part = gathering.add(call)
         self.deviations[module] = max(self.deviations.get(module, 0.0), check_output(part, first))
