@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import asked as asked_of
 from workload import Workload
 
 # How far results may lie from the reference, as norm(difference) / norm(reference).
@@ -21,7 +22,7 @@ Floats = NDArray[np.float64]
 
 def difference(workload: Workload, result: NDArray[Any]) -> float:
     """norm(result - reference) / norm(reference), over the rows that are looked at."""
-    found = result.reshape(workload.shape)
+    found = result.reshape(*workload.shape[:3], -1)
     rows = list(_rows(workload))
     expected = np.stack([row(workload, *place) for place in rows])
     got = np.stack([found[place] for place in rows]).astype(np.float64)
@@ -29,7 +30,7 @@ def difference(workload: Workload, result: NDArray[Any]) -> float:
 
 
 def row(workload: Workload, batch: int, head: int, query: int) -> Floats:
-    """One row of the output, (dim,): zeros where it sees nothing."""
+    """One row of the output, (dim,): zeros where it sees nothing. Or what is asked of the row, see ``asked``."""
     asked, keys, values = (
         np.asarray(array).reshape(-1, workload.heads // share, *array.shape[-2:])[batch, head // share]
         for array, share in zip(workload.arrays()[0], (1, workload.group, workload.group), strict=True)
@@ -41,8 +42,9 @@ def row(workload: Workload, batch: int, head: int, query: int) -> Floats:
     if scores.max() == -np.inf:
         return np.zeros(workload.dim)
     weights = np.exp(scores - scores.max())
-    mixed: Floats = weights / weights.sum() @ values.astype(np.float64)
-    return mixed
+    weights = weights / weights.sum()
+    mixed: Floats = weights @ values.astype(np.float64)
+    return asked_of.of_row(workload, query, weights, mixed) if workload.asks else mixed
 
 
 def _match(workload: Workload, query: Floats, keys: Floats) -> Floats:

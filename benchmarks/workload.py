@@ -31,6 +31,8 @@ class Workload:
     score : "dot", "alibi" (dot product and ALiBi), or "additive" (its hidden dim is dim).
     told : how Clearhead is told the mask or the score: as what it is, or as a "function" of the user's.
     call : Clearhead's function. given : "random" inputs, or the tutorial's, which are 2-D.
+    asks : for measures, see ``asked``: those of rows "riding" along in the call; "all" of them, of weights whose
+    logsumexp is known; or all of them "alone", of queries and keys with nothing known. "" : for none.
     bound : what limits it at best, "flops" or the "bytes" of keys and values.
     measures : "time", or "memory" beyond inputs and outputs in a process of its own.
     threads : so many, whatever the run uses, where not 0.
@@ -55,6 +57,7 @@ class Workload:
     told: Literal["", "function"] = ""
     call: Literal["attention", "scaled_dot_product_attention"] = "attention"
     given: Literal["random", "tutorial"] = "random"
+    asks: Literal["", "riding", "all", "alone"] = ""
     bound: Literal["flops", "bytes"] = "flops"
     measures: Literal["time", "memory"] = "time"
     threads: int = 0
@@ -80,6 +83,9 @@ class Workload:
             f"{self.queries} quer{'y' if self.queries == 1 else 'ies'}" if self.queries else "",
             "" if self.dtype == "float32" else self.dtype,
             "" if self.call == "attention" else "with weights",
+            {"": "", "riding": "with row measures", "all": "all measures", "alone": "logsumexp and all measures"}[
+                self.asks
+            ],
         ]
         if self.given == "tutorial":
             return ", ".join(["worked example, 3 × 4", *filter(None, details)])

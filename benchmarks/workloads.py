@@ -15,6 +15,7 @@ from workload import Workload
 Row = Workload | Start
 
 FORWARD, MASKS, DECODE, SMALL = ("forward",), ("masks",), ("decode",), ("small",)
+MEASURES, PLAIN = ("measures",), "× the time of the plain forward pass"
 OURS_ALONE: tuple[str, ...] = ()
 
 
@@ -31,6 +32,7 @@ BUILT_IN = (Target("beside", at_most=1.4, of="× the time of the built-in equiva
 LONG = Workload("long", FORWARD, heads=4, tokens=16_384, dim=64)
 MIDDLE = Workload("middle", FORWARD, heads=8, tokens=2048, dim=64)
 DENSE = Workload("dense", FORWARD, batch=64, heads=4, tokens=1191, dim=64)  # cells of the ragged batch
+CAUSAL = Workload("causal", FORWARD, heads=8, tokens=4096, dim=64, mask="causal")
 ADDITIVE = Workload("additive-part", FORWARD, heads=8, tokens=1024, dim=64, score="additive", measures="memory")
 
 ROWS: tuple[Row, ...] = (
@@ -76,6 +78,13 @@ ROWS: tuple[Row, ...] = (
              dtype="bfloat16", bound="bytes", targets=(Target("limit", at_least=0.75, of=" of the read bandwidth"),)),
     Workload("decode-one", DECODE, heads=1, key_heads=1, tokens=65_536, dim=128, queries=1, bound="bytes", threads=2,
              targets=(Target("limit", at_least=0.80, of=" of the read bandwidth"),)),
+    Workload("measures-riding", MEASURES, heads=8, tokens=4096, dim=64, mask="causal", asks="riding", peers=("naive",),
+             beside=CAUSAL, targets=(Target("beside", at_most=1.15, of=PLAIN),), headline=True),
+    Workload("measures-all", MEASURES, heads=8, tokens=4096, dim=64, mask="causal", asks="all", peers=OURS_ALONE,
+             beside=CAUSAL, targets=(Target("beside", at_most=1.8, of=PLAIN),), headline=True),
+    Workload("measures-alone", MEASURES, heads=8, tokens=4096, dim=64, mask="causal", asks="alone", peers=("naive",),
+             beside=CAUSAL, targets=(Target("beside", at_most=1.8, of=PLAIN),
+                                     Target("naive", at_least=10.0, of="× the speed of NumPy with the matrix"))),
     Workload("worked", SMALL, heads=1, tokens=3, dim=4, dtype="float64", given="tutorial", peers=("naive",),
              targets=(Target("over naive", at_most=2.0),)),
     Workload("worked-weights", SMALL, heads=1, tokens=3, dim=4, dtype="float64", given="tutorial", peers=("naive",),

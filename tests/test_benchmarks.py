@@ -48,6 +48,9 @@ KINDS = [
     replace(SMALL, score="additive"),
     replace(SMALL, heads=4, key_heads=2, queries=1),
     replace(SMALL, call="scaled_dot_product_attention", dtype="float64"),
+    replace(SMALL, mask="causal", asks="riding"),
+    replace(SMALL, mask="causal", asks="all"),
+    replace(SMALL, mask="causal", asks="alone"),
     Workload("tutorial", (), heads=1, tokens=3, dim=4, dtype="float64", given="tutorial"),
 ]
 

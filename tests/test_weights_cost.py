@@ -105,6 +105,20 @@ def test_weights_of_100_000_tokens_are_made_in_less_than_5_mb() -> None:
     assert peak(make) < 5 * MB
 
 
+def test_all_measures_of_100_000_tokens_take_memory_linear_in_them() -> None:
+    x = np.random.default_rng(0).standard_normal((100_000, 8), dtype=np.float32)
+    made = ch.attention_weights(x, x, mask=ch.masks.causal() & ch.masks.window(left=63))
+    found: Any = None
+
+    def measure() -> None:
+        nonlocal found
+        found = made.measure("entropy", "received", "self", "distance", top=8, pooled=(512, 512))
+
+    assert peak(measure) < 80 * MB  # of which a quarter is the result; the matrix has 40 GB
+    assert found.received.sum() == pytest.approx(100_000, rel=1e-5)
+    assert found.pooled.sum() * (100_000 / 512) ** 2 == pytest.approx(100_000, rel=1e-2)
+
+
 def test_weights_refer_to_queries_and_keys() -> None:
     """No copies, whatever the strides: what is changed there is seen here."""
     q, k = np.random.default_rng(0).standard_normal((2, 40, 3, 8)).swapaxes(1, 2)

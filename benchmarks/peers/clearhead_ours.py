@@ -1,13 +1,15 @@
 """Clearhead: ``clearhead.attention``."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+import asked
 import clearhead as ch
+from clearhead.measures import ask
 from workload import Workload, every_second
 
 name = "Clearhead"
@@ -30,10 +32,34 @@ def prepare(workload: Workload) -> Callable[[], Any]:
         given["mask"] = _mask(workload)
     if workload.score != "dot":
         given["score"] = _score(workload)
+    if workload.asks:
+        return _asking(workload, turns, given)
     return lambda: call(*next(turns), **given)
 
 
+def _asking(workload: Workload, turns: Iterator[Any], given: dict[str, Any]) -> Callable[[], Any]:
+    """The same for what is asked of weights; what is found comes with the workload, which says how to compare it."""
+    if workload.asks == "riding":
+        rows = ask(*asked.ROWS, sink=asked.SINK)
+        return lambda: (workload, *ch.attention(*next(turns), **given, measure=rows))
+    made = itertools.cycle([ch.scaled_dot_product_attention(*a, **given)[1] for a in workload.arrays()])
+
+    def measured() -> Any:
+        weights = next(made) if workload.asks == "all" else ch.attention_weights(*next(turns)[:2], **given)
+        return (
+            workload,
+            None,
+            weights.measure(*asked.ROWS, "received", sink=asked.SINK, top=asked.TOP, pooled=(asked.GRID, asked.GRID)),
+        )
+
+    return measured
+
+
 def numbers(result: Any) -> NDArray[np.float64]:
+    if isinstance(result, tuple) and isinstance(result[0], Workload):
+        workload, output, found = result
+        top = None if output is not None else found.top.weights
+        return asked.side_by_side(workload, {name: found[name] for name in asked.ROWS}, top, output)
     output = result[0] if isinstance(result, tuple) else result  # with weights, or without
     return np.asarray(output).astype(np.float64)
 

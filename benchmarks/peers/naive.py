@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import asked
 import blas
 from peers import LARGEST
 from workload import Workload
@@ -48,7 +49,10 @@ def prepare(workload: Workload) -> Callable[[], Any]:
             scores = np.where(visible, scores, -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights = weights / weights.sum(axis=-1, keepdims=True)
-        return (weights @ value).reshape(shape)
+        if not workload.asks:
+            return (weights @ value).reshape(shape)
+        rows, top = asked.of_matrix(workload, weights)
+        return asked.side_by_side(workload, rows, top, weights @ value if workload.asks == "riding" else None)
 
     return attention
 
