@@ -184,17 +184,18 @@ def _go_through(plan: Plan, logsumexp: Floats, rows: Floats, asked: Ints, chunks
     )
     x = plan.arguments._replace(output=into, logsumexp=logs)
     numbers, kinds, longest = pack(x), likes(x, plan.problem.compute_dtype), launch.tiles_in_a_share(plan)
-    of_chunk = max(1, -(-tiles // chunks))
+    of_chunk, items = max(1, -(-tiles // chunks)), len(rows) * chunks
+    # Chunks that take long are done in rounds, so that Ctrl-C is heard between them.
+    step = max(1, min(of_chunk, longest))
+    for begin in range(0, of_chunk, step):
 
-    def some(places: Ints, first: int, last: int) -> None:
-        desk, _buffer = room.desk()
-        step = max(1, min(of_chunk, longest // max(1, last - first)))
-        for begin in range(0, of_chunk, step):
-            kernels.measure(
-                numbers, kinds, places, desk, room.index_like, asked, first, last, begin, begin + step
-            )  # fmt: skip
+        def some(places: Ints, first: int, last: int, begin: int = begin) -> None:
+            desk, _buffer = room.desk()
+            # From the last: under a causal mask a head's last chunk is the most work, and should not end late.
+            low, high, end = items - last, items - first, begin + step
+            kernels.measure(numbers, kinds, places, desk, room.index_like, asked, low, high, begin, end)
 
-    launch.each(plan, some, len(rows) * chunks, max(1, longest // of_chunk))
+        launch.each(plan, some, items, max(1, longest // of_chunk))
 
 
 def _table(folds: tuple[Fold, ...], kept: list[NDArray[np.float64]], at: np.dtype[Any]) -> tuple[Ints, list[Any]]:
