@@ -44,6 +44,11 @@ for score in (ch.scores.dot(), ch.scores.dot(softcap=3.0, alibi=ch.scores.alibi_
 """
 MORE_CHECKS = """
 assert abs(np.asarray(ch.attention_weights(q, k, mask=mask, score=score)) - matrix).max() < 1e-6
+found = ch.attention_weights(q, k, mask=mask, score=score).measure("received", "self", top=2, pooled=(10, 13))
+assert abs(found.received - matrix.sum(axis=-2)).max() < 1e-5
+assert abs(found.self_ - np.diagonal(matrix, 0, -2, -1)).max() < 1e-6
+assert abs(found.top.weights - -np.sort(-matrix)[..., :2]).max() < 1e-6
+assert abs(found.pooled - matrix.reshape(4, 10, 13, 13, 10).mean(axis=(2, 4))).max() < 1e-6
 few = ch.attention(q[:, :1], k, v)
 truth, _, _ = ch.core.attend(q[:, :1], k, v, dtype=np.float64)
 assert np.linalg.norm(few - truth) < 2e-6 * np.linalg.norm(truth)

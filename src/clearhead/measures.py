@@ -441,4 +441,5 @@ def _means(plan: Plan, asked: Asked, grid: Floats | None) -> Floats:
     height, width = (
         np.diff(np.r_[np.arange(n) * size // n, size]) for n, size in ((rows, extent.queries), (columns, extent.keys))
     )
-    return np.asarray(grid / (height[:, None] * width))
+    np.divide(grid, height[:, None] * width, out=grid)
+    return grid

@@ -210,13 +210,14 @@ def _table(folds: tuple[Fold, ...], kept: list[NDArray[np.float64]], at: np.dtyp
     return np.array(rows, np.int64).reshape(-1, kernels.FOLD), compiled
 
 
-def _joined(grid: Floats, chunks: int, queries: int, height: int, largest: bool, tile: int) -> NDArray[np.float64]:
-    """The grid of all chunks: what chunk c has of row g lies in row g + c. ``tile``: queries in a tile."""
-    out, tiles = np.zeros((len(grid), height, grid.shape[-1])), -(-queries // tile)
+def _joined(grid: NDArray[np.float64], chunks: int, queries: int, height: int, largest: bool,
+            tile: int) -> NDArray[np.float64]:  # fmt: skip
+    """The grid of all chunks, in place: each has its first row apart, see ``kernels.measure.Asked``.
+
+    tile : how many queries are in one.
+    """
+    tiles, join = -(-queries // tile), np.maximum if largest else np.add
     for c in range(chunks):
-        first, last = (min(tiles * n // chunks * tile, queries) for n in (c, c + 1))
-        if last > first:
-            low, high = (((q + 1) * height - 1) // queries for q in (first, last - 1))
-            here = out[:, low : high + 1]
-            (np.maximum if largest else np.add)(here, grid[:, low + c : high + c + 1], out=here)
-    return out
+        row = grid[:, ((tiles * c // chunks * tile + 1) * height - 1) // queries]
+        join(row, grid[:, height + c], out=row)
+    return grid[:, :height]

@@ -65,8 +65,8 @@ class Asked(NamedTuple):
     factors : address of (batch * heads, vectors, queries), in the type computed in; 0: all are 1. With factors, nothing
     else may be asked for: tiles whose rows have none but 0 are left out.
     seen : address of (batch * heads, chunks, keys), int64: how many rows may see each key.
-    grid : address of (batch * heads, grid_rows + chunks, grid_columns), float64: sums of weights, or the largest. What
-    a chunk adds to row g of the grid lies in row g + chunk.
+    grid : address of (batch * heads, grid_rows + chunks, grid_columns), float64: sums of weights, or the largest.
+    The row of the grid that a chunk begins in may have begun in another: what it adds there lies in grid_rows + chunk.
     top : how many largest weights. top_weights, top_keys : addresses of (batch * heads, queries, top), the former in
     the type computed in, the latter int64.
     folds : address of ``fold_count`` times FOLD int64, see there. first_query, first_key : numbers by which the user's
@@ -351,6 +351,12 @@ def column_of(x, a, key):
 
 
 @step
+def row_of_grid(x, a, query):
+    """Which row of the grid a query belongs to."""
+    return ((query + 1) * a.grid_rows - 1) // x.queries
+
+
+@step
 def add_strip(x, w, a, d, first, keys):
     """Of each row, what falls into each column of the grid."""
     column, begin = column_of(x, a, first), 0
@@ -374,8 +380,11 @@ def finish_grid(x, w, a, d, sequence, chunk, here):
     width = a.grid_columns + x.lanes
     turn_columns(d.strip, begin, end - begin, d.turned, width)
     fill(pointer(d.strip, begin * x.rows), (end - begin) * x.rows, 0.0)
+    tiles = (x.queries + x.rows - 1) // x.rows
+    shared = row_of_grid(x, a, tiles * chunk // a.chunks * x.rows)
     for r in range(here):
-        row = ((w.queries[r] + 1) * a.grid_rows - 1) // x.queries + chunk
+        row = row_of_grid(x, a, w.queries[r])
+        row = a.grid_rows + chunk if row == shared else row
         out = address_of(a.grid, (sequence * (a.grid_rows + a.chunks) + row) * a.grid_columns, FLOAT64)
         own = pointer(d.turned, r * width)
         if a.grid_largest:
