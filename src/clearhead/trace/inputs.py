@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from clearhead.trace.format import Kind, Side, Tokens
 from clearhead.trace.sites import Attentions, query_side
+from clearhead.trace.text import read_back
 
 Ids = NDArray[np.int64]
 
@@ -127,13 +128,11 @@ def _bound(stack: Any, arguments: Any, options: dict[str, Any]) -> dict[str, Any
 
 
 def _named(ids: list[int], tokenizer: Any) -> Tokens:
-    """Tokens whose text is what each decodes to; their numbers, where there is no tokenizer."""
-    nowhere = (-1,) * len(ids)
+    """Tokens whose text is what they decode to; their numbers, where there is no tokenizer."""
     if tokenizer is None:
+        nowhere = (-1,) * len(ids)
         return Tokens(tuple(ids), tuple(map(str, ids)), nowhere, nowhere)
-    known = set(tokenizer.all_special_ids)
-    special = tuple(place for place, token in enumerate(ids) if token in known)
-    return Tokens(tuple(ids), tuple(tokenizer.decode([token]) for token in ids), nowhere, nowhere, special)
+    return read_back(tokenizer, ids)
 
 
 def _marked(tokens: Tokens, padding: NDArray[np.bool_] | None, text: int) -> Tokens:

@@ -152,14 +152,16 @@ class Recorder:
 
 
 def _begun(written: Tokens, read: Tokens) -> Tokens:
-    """A text whose first tokens are known with their places, and that may go on."""
+    """A text whose first tokens are known with their places, and that may go on: what was written follows it."""
     count = len(read)
+    begins = next((start for start in written.start[count:] if start >= 0), 0)
+    later = max((0, *read.stop)) - begins
     special = (*read.special, *(place for place in written.special if place >= count))
     return Tokens(
         ids=read.ids + written.ids[count:],
         text=read.text + written.text[count:],
-        start=read.start + written.start[count:],
-        stop=read.stop + written.stop[count:],
+        start=read.start + tuple(start + later if start >= 0 else -1 for start in written.start[count:]),
+        stop=read.stop + tuple(stop + later if stop >= 0 else -1 for stop in written.stop[count:]),
         special=special,
         padding=read.padding,
     )

@@ -1,17 +1,20 @@
 """A text as a model reads it: its tokens, each with the piece of text that it came from.
 
-Byte-level vocabularies spell a space as ``Ġ`` and cut characters apart. People read neither, so a token is
-shown as the characters it covers: white space before it included, and where several tokens share one
-character, each of them shows that character whole."""
+Vocabularies spell a space as ``Ġ`` or ``▁``, mark the rest of a word with ``##``, cut characters into bytes, and
+lower or fold what they read. People read none of this, so a token is shown as the characters of the source that it
+covers (see :mod:`clearhead.trace.spans`)."""
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
+from clearhead.trace.decoding import spans_by_decoding
 from clearhead.trace.errors import TraceError
 from clearhead.trace.format import Tokens
 from clearhead.trace.models import quiet
+from clearhead.trace.spans import settle
 
 
 def read_text(path: Path) -> str:
@@ -35,59 +38,59 @@ def read_text(path: Path) -> str:
 def tokenize(tokenizer: Any, text: str, max_tokens: int | None = None) -> Tokens:
     """The tokens of a text, at most ``max_tokens``, with those that the tokenizer adds (such as ``<s>``).
 
+    Works for byte-level BPE, SentencePiece and WordPiece vocabularies, whether the tokenizer keeps offsets ("fast")
+    or not. Where tokens share a character, as a reader sees characters, each shows all of it: the bytes of one
+    letter, the parts of one emoji, a letter and its accents. White space goes with the token after it.
+
     Raises TraceError if the text has no tokens.
     """
     options: dict[str, Any] = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
+    special = special_ids(tokenizer)
     with quiet():  # whether the text is too long for the model is said elsewhere, in words
         if tokenizer.is_fast:
             found = tokenizer(text, return_offsets_mapping=True, **options)
             ids, spans = list(found["input_ids"]), [(int(a), int(b)) for a, b in found["offset_mapping"]]
         else:
             ids = list(tokenizer(text, **options)["input_ids"])
-            spans = _spans_by_decoding(tokenizer, ids, text)
-    if not ids:
-        raise TraceError("the text has no tokens: the model's tokenizer makes nothing of it")
-    return _tokens(tokenizer, ids, spans, text)
+            spans = spans_by_decoding(tokenizer, ids, text, special)
+        if not ids:
+            raise TraceError("the text has no tokens: the model's tokenizer makes nothing of it")
+        return _tokens(tokenizer, ids, settle(spans, text, whole=len(ids) != max_tokens), text, special)
 
 
-def _tokens(tokenizer: Any, ids: list[int], spans: list[tuple[int, int]], text: str) -> Tokens:
-    """Tokens from the characters that each covers. One that covers none was added by the tokenizer."""
-    pieces, starts, stops = [], [], []
-    end = 0
-    for token, (first, last) in zip(ids, spans, strict=True):
-        if first == last:
-            pieces.append(tokenizer.decode([token]))
-            starts.append(-1)
-            stops.append(-1)
-            continue
-        if end < first and text[end:first].isspace():
-            first = end  # some tokenizers leave white space out of their offsets
-        pieces.append(text[first:last])
-        starts.append(first)
-        stops.append(last)
-        end = max(end, last)
-    return Tokens(tuple(ids), tuple(pieces), tuple(starts), tuple(stops))
+def read_back(tokenizer: Any, ids: Sequence[int]) -> Tokens:
+    """The tokens of a text of which the model's numbers are all that is known: it is what these decode to, special
+    tokens spelled out. Shown as whole characters, as :func:`tokenize` does."""
+    special, ids = special_ids(tokenizer), list(ids)
+    with quiet():
+        text = str(tokenizer.decode(ids))
+        spans = spans_by_decoding(tokenizer, ids, text, special)
+        return _tokens(tokenizer, ids, settle(spans, text), text, special)
 
 
-def _spans_by_decoding(tokenizer: Any, ids: list[int], text: str) -> list[tuple[int, int]]:
-    """Spans where the tokenizer keeps none: tokens are decoded, several at once where they share a character,
-    and looked for in the text. What is not found is shown as it decodes, with no place in the text."""
+def _tokens(
+    tokenizer: Any, ids: list[int], places: list[tuple[int, int]], text: str, special: Container[int]
+) -> Tokens:
+    return Tokens(
+        ids=tuple(ids),
+        text=tuple(
+            str(tokenizer.decode([token])) if start < 0 else text[start:stop]
+            for token, (start, stop) in zip(ids, places, strict=True)
+        ),
+        start=tuple(start for start, _ in places),
+        stop=tuple(stop for _, stop in places),
+        special=tuple(place for place, token in enumerate(ids) if token in special),
+    )
+
+
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """The numbers of the tokens that stand for no text: beginnings, ends, separators, padding, turns of a chat.
+
+    The unknown token stands for text, and is not among them unless it has another of these parts too."""
     special = set(tokenizer.all_special_ids)
-    spans: list[tuple[int, int]] = []
-    end, waiting = 0, 0  # how many tokens wait for their character to be whole
-    for place, token in enumerate(ids):
-        piece = "" if token in special else tokenizer.decode(ids[place - waiting : place + 1])
-        first = text.find(piece, end) if piece else -1
-        if first < 0 and piece.strip():
-            piece = piece.strip()
-            first = text.find(piece, end)
-        if first >= 0:
-            end = first + len(piece)
-            spans += [(first, end)] * (waiting + 1)
-            waiting = 0
-        elif "\ufffd" in piece and waiting < 4:  # a character has at most 4 bytes
-            waiting += 1
-        else:
-            spans += [(0, 0)] * (waiting + 1)
-            waiting = 0
-    return spans + [(0, 0)] * waiting
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    others = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
+    if unknown is not None and unknown not in {getattr(tokenizer, name, None) for name in others}:
+        special.discard(unknown)
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return frozenset(special) | {token for token, entry in added.items() if entry.special and token != unknown}
