@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from clearhead.kernels.threads import get_num_threads, set_num_threads
     from clearhead.keyvalue import KeyValueCache
     from clearhead.paged import PagedKeyValues
+    from clearhead.trace.attentions import from_attentions
     from clearhead.trace.live import trace, tracing
     from clearhead.weights import AttentionWeights
 
@@ -42,6 +43,7 @@ _ON_FIRST_USE = {
     "rollout": "clearhead.flow",
     "get_num_threads": "clearhead.kernels.threads",
     "set_num_threads": "clearhead.kernels.threads",
+    "from_attentions": "clearhead.trace.attentions",
     "tracing": "clearhead.trace.live",
 }
 
@@ -59,6 +61,7 @@ __all__ = [
     "core",
     "create_qkv",
     "explain",
+    "from_attentions",
     "get_num_threads",
     "masks",
     "merge",

@@ -7,8 +7,11 @@ import json
 import numpy as np
 import pytest
 
+from clearhead import from_attentions
 from clearhead.trace import Trace, TraceError, summarize
-from clearhead.trace.report import KINDS, UNITS
+from clearhead.trace.report import UNITS
+
+SIZES = (("encoder", 4, 4), ("decoder", 5, 5), ("cross", 5, 4))
 
 
 def test_means_of_every_head(recorded: Trace) -> None:
@@ -32,7 +35,7 @@ def test_means_of_every_head(recorded: Trace) -> None:
 def test_the_strongest_of_each_kind(recorded: Trace) -> None:
     found = summarize(recorded)
     by = {strongest.kind: strongest for strongest in found.strongest}
-    assert list(by) == list(KINDS)
+    assert list(by) == ["broad", "sink", "far", "previous", "self"]
     assert by["broad"].value == max(head.entropy for head in found.heads)
     assert by["self"].head.self_ == max(head.self_ for head in found.heads)
     for strongest in found.strongest:
@@ -53,44 +56,56 @@ def test_progress_and_json(recorded: Trace) -> None:
     assert data["model"] == "tiny"
     assert data["tokens"] == len(recorded.tokens)
     assert data["units"] == UNITS | {"far": "tokens"}
-    assert set(data["heads"][0]) == {"layer", "head", "rows", *UNITS, "far"}
-    assert set(data["strongest"][0]) == {"kind", "meaning", "layer", "head", "value", "examples"}
+    assert set(data["heads"][0]) == {"kind", "layer", "head", "rows", *UNITS, "far"}
+    assert set(data["strongest"][0]) == {"kind", "meaning", "attention", "layer", "head", "value", "examples"}
 
 
-def test_rows_that_see_nothing_take_no_part(recorded: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
-    import clearhead
-
-    weights = recorded.weights(0)
-    arrays = {name: array[0] for name, array in recorded.arrays(0).items()}
-    blind = {0, 5, 6}
-    row = np.arange(len(recorded.tokens))
-    stop = np.where(np.isin(row, list(blind)), 0, row + 1)
-    mask = clearhead.masks.intervals(np.zeros_like(stop), stop)
-    score = clearhead.scores.dot(recorded.facts(0).scale)
-    hidden = clearhead.attention_weights(arrays["query"], arrays["key"], mask=mask, score=score)
-    seeing = [i for i in row if i not in blind]
-
-    def weights_of(self: Trace, layer: int, head: int | None = None) -> object:
-        if head is None:
-            return hidden
-        return clearhead.attention_weights(
-            arrays["query"][head : head + 1], arrays["key"][head // 3 : head // 3 + 1], mask=mask, score=score
-        )
-
-    monkeypatch.setattr(Trace, "weights", weights_of)
-    found = summarize(recorded)
-    assert found.heads[0].rows == len(seeing)
-    dense = np.asarray(weights)[0]
-    assert found.heads[0].sink == pytest.approx(dense[seeing, 0].mean(), abs=1e-6)
-    assert not blind & {example.query for example in found.strongest[0].examples}
+def test_rows_that_see_nothing_take_no_part() -> None:
+    weights = np.tril(np.random.default_rng(0).random((1, 2, 9, 9)))
+    weights[0, 0, [0, 5, 6]] = 0
+    weights /= np.maximum(weights.sum(axis=-1, keepdims=True), 1e-9)
+    found = summarize(from_attentions([weights], list("abcdefghi")))
+    seeing = [0, 5, 6]
+    assert [head.rows for head in found.heads] == [6, 9]
+    assert found.heads[0].sink == pytest.approx(np.delete(weights[0, 0, :, 0], seeing).mean())
+    for strongest in found.strongest:
+        if strongest.head.head == 0:
+            assert not {0, 5, 6} & {example.query for example in strongest.examples}
 
 
-def test_a_trace_that_sees_nothing(recorded: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
-    import clearhead
+def test_a_trace_that_sees_nothing() -> None:
+    with pytest.raises(TraceError, match=r"no token in the trace sees anything"):
+        summarize(from_attentions([np.zeros((1, 2, 3, 3))]))
 
-    arrays = {name: array[0] for name, array in recorded.arrays(0).items()}
-    nothing = clearhead.masks.intervals(0, 0)
-    hidden = clearhead.attention_weights(arrays["query"], arrays["key"], mask=nothing)
-    monkeypatch.setattr(Trace, "weights", lambda self, layer: hidden)
-    with pytest.raises(TraceError, match=r"no token in .* sees anything"):
-        summarize(recorded)
+
+def test_kinds_apart_and_cross_attention_in_fewer_numbers() -> None:
+    random = np.random.default_rng(1)
+    layers = {kind: [random.dirichlet(np.ones(n), (2, 3, m))] for kind, m, n in SIZES}
+    trace = from_attentions(layers, {"encoder": [list("wxyz")] * 2, "decoder": [list("abcde")] * 2})
+    found = summarize(trace, text=1)
+    assert [head.kind for head in found.heads] == ["encoder"] * 3 + ["decoder"] * 3 + ["cross"] * 3
+    cross = [head for head in found.heads if head.kind == "cross"]
+    assert set(cross[0].to_dict()) == {"kind", "layer", "head", "rows", "entropy", "sink"}
+    assert cross[2].sink == pytest.approx(layers["cross"][0][1, 2, :, 0].mean())
+    sorts = {(strongest.head.kind, strongest.kind) for strongest in found.strongest}
+    assert sorts == {("cross", sort) for sort in ("broad", "narrow", "sink")} | {
+        (kind, sort) for kind in ("encoder", "decoder") for sort in ("broad", "sink", "far", "previous", "self")
+    }
+    narrow = next(one for one in found.strongest if one.kind == "narrow")
+    assert narrow.value == min(head.entropy for head in cross)
+    example = narrow.examples[0]
+    assert example.token == "abcde"[example.query]
+    assert all(token == "wxyz"[key] for key, token, _ in example.keys)
+    assert {head.kind for head in summarize(trace, kind="cross").heads} == {"cross"}
+
+
+def test_hf_2975_examples_can_leave_the_first_tokens_out(recorded: Trace) -> None:
+    """transformers#2975: the first token is always looked at most. A view without it, and rows still sum to 1."""
+    plain, without = summarize(recorded), summarize(recorded, without=2)
+    assert plain.heads == without.heads
+    for strongest in without.strongest:
+        for example in strongest.examples:
+            assert all(key >= 2 for key, _, _ in example.keys)
+            row = recorded.weights(strongest.head.layer, strongest.head.head)[0, example.query].astype(np.float64)
+            for key, _, weight in example.keys:
+                assert weight == pytest.approx(row[key] / row[2:].sum(), abs=1e-6)

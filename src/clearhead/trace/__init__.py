@@ -2,7 +2,8 @@
 
     models.py, smollm2.py,       find and load a model: local, offline, never unpickled
       minilm.py
-    text.py                      a text as tokens, each with the characters it came from
+    text.py, spans.py,           a text as tokens, each with the characters it came from
+      decoding.py
     live.py, recording.py        trace a model that is at hand, or one that `load` found, over a text
     recorder.py                  who does the following, for one trace
       sites.py                     which attentions a model has: kinds and layers
@@ -18,7 +19,14 @@
     format.py, checked.py,       what lies on disk; JSON and files checked before anything is believed
       holding.py
     reader.py                    Trace: opened by mapping it into memory
-    report.py                    what every head does, and the strongest of each kind
+    questions.py                 what else a trace can be asked, each by a file of its own
+      segments.py, marks.py,       parts of a text by name, and how they look at each other
+        between.py
+      alignment.py                 cross attention as links between words
+      bertviz.py                   for another viewer
+    attentions.py, generation.py matrices of weights from elsewhere, as a trace
+    diff.py                      what changed between two traces
+    report.py                    what every head does, and the strongest of each sort
 
 >>> import clearhead as ch
 >>> from clearhead.trace import Trace, load, record, tokenize

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clearhead import scores
+from clearhead import masks, scores
 from clearhead.trace import format as layout
 from clearhead.trace.checked import from_json
 from clearhead.trace.errors import TraceError
 from clearhead.trace.format import Checks, Index, ModelFacts, Side, Site, SiteCheck, Tokens
 from clearhead.trace.holding import check_holding
 from clearhead.trace.measured import SiteMeasures
+from clearhead.trace.questions import Questions
 from clearhead.trace.tensors import read_header, read_tensors, write_tensors
 from clearhead.trace.unfinished import folder_for, said
 from clearhead.trace.visible import Visible
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 Arrays = dict[str, NDArray[Any]]
 
 
-class Trace:
+class Trace(Questions):
     """The attention of a model over one or more texts, recorded by ``clearhead trace`` or ``ch.trace``.
 
     path : where it lies, None in memory; model : facts about the model; sites : its attentions, each of a kind and a
@@ -112,6 +113,20 @@ class Trace:
         return self._side(self._first(kind), of).grid
 
     @property
+    def side_names(self) -> tuple[str, ...]:
+        """The names of the sides: "self", "encoder", "decoder" ..."""
+        return tuple(dict.fromkeys(name for site in self.sites for name in (site.query_side, site.key_side)))
+
+    def texts_of(self, side: str) -> tuple[Tokens, ...]:
+        """The tokens of all texts of a side."""
+        return self._index.side(side).texts
+
+    def sites_of(self, kind: str | None = None) -> tuple[Site, ...]:
+        """The sites of a kind, layers ascending."""
+        name = self._first(kind).kind
+        return tuple(site for site in self.sites if site.kind == name)
+
+    @property
     def nbytes(self) -> int:
         """What the trace takes on disk, or in memory, in bytes."""
         if self.path is not None:
@@ -146,10 +161,18 @@ class Trace:
             arrays = {name: array if name in _SHARED else array[None] for name, array in arrays.items()}
         return arrays
 
-    def weights(self, layer: int, head: int | None = None, kind: str | None = None, text: int = 0) -> AttentionWeights:
+    def weights(
+        self,
+        layer: int,
+        head: int | None = None,
+        kind: str | None = None,
+        text: int = 0,
+        without: Collection[int] = (),
+    ) -> AttentionWeights:
         """The weights of a layer, (heads, queries, keys), or of one of its heads, (1, queries, keys).
 
-        Nothing is computed until it is looked at: ``trace.weights(3)[0, 100]`` computes one row.
+        Nothing is computed until it is looked at: ``trace.weights(3)[0, 100]`` computes one row. ``without`` : places
+        of keys that are hidden beside those that the model hides; rows then sum to 1 over the others.
 
         Raises TraceError where the trace has no such site, head or text, or only what was measured of it.
         """
@@ -161,7 +184,7 @@ class Trace:
                 f"weights from. trace.measures({layer}) has what was measured; record it anew without measures-only"
             )
         place = None if head is None else self._place(site, head)
-        return site_weights(site, self.arrays(layer, site.kind), text, place)
+        return site_weights(site, self.arrays(layer, site.kind), text, place, without=without)
 
     def measures(self, layer: int, kind: str | None = None, text: int = 0) -> SiteMeasures:
         """What every head of a layer does, in a few numbers: as recorded, else computed now in one pass."""
@@ -259,7 +282,12 @@ _SHARED = ("sinks",)  # by all texts
 
 
 def site_weights(
-    site: Site, arrays: Arrays, text: int, place: int | None = None, with_logsumexp: bool = True
+    site: Site,
+    arrays: Arrays,
+    text: int,
+    place: int | None = None,
+    with_logsumexp: bool = True,
+    without: Collection[int] = (),
 ) -> AttentionWeights:
     """The weights of one text from a site's arrays; of one head alone, if its place among them is given."""
     from clearhead import attention_weights  # loads the kernels: opening a trace does not need them
@@ -269,13 +297,29 @@ def site_weights(
         heads = slice(place, place + 1)
         key_head = place // (site.heads // site.key_heads)
         key_heads = slice(key_head, key_head + 1)
+    mask = _visible(site, arrays, text, heads).mask()
+    if without:
+        rest = _without(without, site.keys)
+        mask = rest if mask is None else mask & rest
     return attention_weights(
         arrays["query"][text, heads],
         arrays["key"][text, key_heads],
-        mask=_visible(site, arrays, text, heads).mask(),
+        mask=mask,
         score=_score(site, arrays, text, heads),
-        logsumexp=arrays["logsumexp"][text, heads] if with_logsumexp else None,
+        logsumexp=arrays["logsumexp"][text, heads] if with_logsumexp and not without else None,
     )
+
+
+def _without(keys: Collection[int], count: int) -> masks.Mask:
+    """All keys but some."""
+    places = sorted(set(keys))
+    if places[0] < 0 or places[-1] >= count:
+        raise TraceError(f"keys {places[0]} to {places[-1]} are to be left out, and there are {count}, from 0")
+    if places == list(range(len(places))):
+        return masks.intervals(len(places), count)
+    kept = np.ones((1, count), bool)
+    kept[0, places] = False
+    return masks.array(kept)
 
 
 def _visible(site: Site, arrays: Arrays, text: int, heads: slice) -> Visible:
