@@ -181,7 +181,7 @@ def _joined(
 ) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None]:
     """(one number per head and offset, or one per head and cell) of what was added to scores; None where nothing was.
 
-    The first is (texts or 1, heads or 1, queries + keys - 1), see ``reader.by_offset``."""
+    The first is (texts or 1, heads or 1, queries + keys - 1), see ``recompute.by_offset``."""
     arrays = [None if bias is None or not bias.any() else _float32(bias) for bias, _ in biases]
     if all(array is None for array in arrays):
         return None, None

@@ -15,7 +15,7 @@ from clearhead.trace.faithful import look_at_rows
 from clearhead.trace.format import Site, SiteCheck
 from clearhead.trace.gather import Gathered
 from clearhead.trace.measured import measure, tensors
-from clearhead.trace.reader import site_bias, site_weights
+from clearhead.trace.recompute import site_bias, site_weights
 from clearhead.trace.tensors import format_name
 from clearhead.trace.there import measure_there
 from clearhead.trace.visible import Visible, without_rows

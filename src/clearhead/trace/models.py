@@ -75,7 +75,7 @@ def load(name: str, *, writing: bool = False) -> Model:
     with quiet():
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
-            kind = _writer(transformers, folder, options) if writing else transformers.AutoModel
+            kind = _writer(transformers, name, folder, options) if writing else transformers.AutoModel
             network, found = kind.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **options)
         except TraceError:
             raise
@@ -87,7 +87,7 @@ def load(name: str, *, writing: bool = False) -> Model:
     return Model(name if name in known else folder.resolve().name, network.eval(), tokenizer)
 
 
-def _writer(transformers: Any, folder: Path, options: dict[str, Any]) -> Any:
+def _writer(transformers: Any, name: str, folder: Path, options: dict[str, Any]) -> Any:
     """The class of a model that writes tokens."""
     config = transformers.AutoConfig.from_pretrained(folder, **options)
     if config.is_encoder_decoder:
@@ -98,7 +98,7 @@ def _writer(transformers: Any, folder: Path, options: dict[str, Any]) -> Any:
         getattr(config, "is_decoder", False) or type(config) not in transformers.AutoModelForMaskedLM._model_mapping
     ):
         return transformers.AutoModelForCausalLM
-    raise TraceError(f"{folder.name} is a {config.model_type} model, which reads and does not write")
+    raise TraceError(f"{name} is a {config.model_type} model, which reads and does not write")
 
 
 def _check_complete(folder: Path, found: dict[str, Any]) -> None:
