@@ -25,6 +25,7 @@ from clearhead.kernels.vectors import LOG2E, Vectors, at, i64, loop
 
 void, index = types.void, types.int64
 i8, bytes_at = ir.IntType(8), ir.IntType(8).as_pointer()
+TILES = 8
 ROWS, PAIRS = 16, 16  # of a tile: rows, and pairs along the summed axis
 DEPTH = 2 * PAIRS  # numbers along the summed axis: keys of a micro-tile come in as many
 ARCH_PRCTL, REQUEST, TILE_DATA = 158, 0x1023, 18  # Linux asks to be asked before a process uses the unit
@@ -82,6 +83,11 @@ class Unit:
         self._call("tdpbf16ps", *(ir.Constant(i8, tile) for tile in (total, rows, pairs)))
 
 
+def pairs_of(v):
+    """Which tile holds the pairs of each column of queries: the first ones hold sums, the next the rows."""
+    return lambda column: v.count + 1 + column % (TILES - v.count - 1)
+
+
 @intrinsic
 def configure(typingctx, told):
     """Begin to use the unit: see ``configuration``."""
@@ -114,6 +120,7 @@ def match_pairs(typingctx, key, stride, query, scores, dim, keys, factor, top):
     def generate(context, b, signature, arguments):
         key, stride, query, scores, dim, keys, factor, top = arguments
         v, unit = Vectors(b, signature.args[3].dtype), Unit(b)
+        own = pairs_of(v)
         columns, wide = range(v.count), ir.Constant(i64, 4 * v.rows)
         step, scale = b.mul(stride, ir.Constant(i64, 2)), v.splat(factor)
 
@@ -124,11 +131,11 @@ def match_pairs(typingctx, key, stride, query, scores, dim, keys, factor, top):
                 unit.zero(c)
 
             def some_dims(n, _):
-                unit.load(3, b.gep(row, [b.mul(n, ir.Constant(i64, DEPTH))]), step)
+                unit.load(v.count, b.gep(row, [b.mul(n, ir.Constant(i64, DEPTH))]), step)
                 pairs = b.gep(query, [b.mul(n, ir.Constant(i64, PAIRS * v.rows))])
                 for c in columns:
-                    unit.load(4 + c, at(b, pairs, c * v.lanes), wide)
-                    unit.multiply_add(c, 3, 4 + c)
+                    unit.load(own(c), at(b, pairs, c * v.lanes), wide)
+                    unit.multiply_add(c, v.count, own(c))
                 return []
 
             loop(b, b.sdiv(dim, ir.Constant(i64, DEPTH)), [], some_dims)
@@ -241,6 +248,7 @@ def mix_pairs(typingctx, value, stride, high, low, output, columns, keys):
     def generate(context, b, signature, arguments):
         value, stride, high, low, output, columns, keys = arguments
         v, unit = Vectors(b, signature.args[4].dtype), Unit(b)
+        own = pairs_of(v)
         step, wide = b.mul(stride, ir.Constant(i64, 2)), ir.Constant(i64, 4 * v.rows)
 
         def some_columns(t, _):
@@ -250,12 +258,12 @@ def mix_pairs(typingctx, value, stride, high, low, output, columns, keys):
                 unit.load(c, at(b, out, c * v.lanes), wide)
 
             def some_keys(n, _):
-                unit.load(3, b.gep(row, [b.mul(n, ir.Constant(i64, DEPTH))]), step)
+                unit.load(v.count, b.gep(row, [b.mul(n, ir.Constant(i64, DEPTH))]), step)
                 for part in (high, low):
                     pairs = b.gep(part, [b.mul(n, ir.Constant(i64, PAIRS * v.rows))])
                     for c in range(v.count):
-                        unit.load(4 + c, at(b, pairs, c * v.lanes), wide)
-                        unit.multiply_add(c, 3, 4 + c)
+                        unit.load(own(c), at(b, pairs, c * v.lanes), wide)
+                        unit.multiply_add(c, v.count, own(c))
                 return []
 
             loop(b, b.sdiv(keys, ir.Constant(i64, DEPTH)), [], some_keys)

@@ -76,8 +76,9 @@ def score_tile(typingctx, key, stride, value, value_stride, query, scores, dim, 
         key, stride, value, value_stride, query, scores, dim, keys, top = arguments
         v = Vectors(b, signature.args[0].dtype)
         count, parts = ir.Constant(i64, v.keys), ir.Constant(i64, 2 * v.keys)
-        part = b.sdiv(dim, parts)  # steps of dim in each, which asks for ``parts`` numbers at each: a line, of float32
-        lines = max(1, 2 * v.keys * v.size // 64)
+        # Each part goes in steps, which ask for 2 * v.keys numbers per one of dim: so many of dim that these are a line.
+        lines, dims = max(1, 2 * v.keys * v.size // 64), max(1, 64 // (2 * v.keys * v.size))
+        part = b.sdiv(dim, ir.Constant(i64, 2 * v.keys * dims))  # steps
 
         def some_keys(t, running):
             first = b.mul(t, count)
@@ -100,15 +101,18 @@ def score_tile(typingctx, key, stride, value, value_stride, query, scores, dim, 
                 begin = b.mul(n, part)
 
                 def step(i, accumulators):
-                    place = b.gep(ahead, [b.mul(i, parts)])
-                    for n in range(lines):
-                        v.prefetch(place, 64 * n)
-                    return one_dim(b.add(begin, i), accumulators)
+                    place = b.gep(ahead, [b.mul(i, ir.Constant(i64, 2 * v.keys * dims))])
+                    for line in range(lines):
+                        v.prefetch(place, 64 * line)
+                    first = b.mul(b.add(begin, i), ir.Constant(i64, dims))
+                    for d in range(dims):
+                        accumulators = one_dim(b.add(first, ir.Constant(i64, d)), accumulators)
+                    return accumulators
 
                 return loop(b, part, accumulators, step)
 
             s = loop(b, parts, [v.const(0.0)] * (v.keys * v.count), some_dims)
-            done = b.mul(part, parts)
+            done = b.mul(part, ir.Constant(i64, 2 * v.keys * dims))
             s = loop(b, b.sub(dim, done), s, lambda i, accumulators: one_dim(b.add(done, i), accumulators))
             for r in range(v.keys):
                 row = s[r * v.count : (r + 1) * v.count]

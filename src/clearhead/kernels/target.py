@@ -38,7 +38,7 @@ class Target:
 
 
 TARGETS = (
-    Target("AVX-512", "avx512f", bits=512, registers=32, keys=8, vectors=3),
+    Target("AVX-512", "avx512f", bits=512, registers=32, keys=4, vectors=4),
     Target("AVX2", "avx2", bits=256, registers=16, keys=4, vectors=3),
     Target("NEON", "neon", bits=128, registers=32, keys=4, vectors=6),
     Target("scalar", "", bits=128, registers=16, keys=4, vectors=3),

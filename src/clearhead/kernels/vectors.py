@@ -86,13 +86,14 @@ class Vectors:
         self.b.store(bits, self.b.bitcast(address, half.as_pointer())).align = 2
         return None
 
-    def prefetch(self, address, ahead):
-        """Ask for the cache line ``ahead`` bytes from an address; one that is not there does no harm."""
+    def prefetch(self, address, ahead, into=3):
+        """Ask for the cache line ``ahead`` bytes from an address; one that is not there does no harm. ``into`` : 3 is the
+        first-level cache, 2 the second."""
         byte = ir.IntType(8).as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [byte, i32, i32, i32])
         fetch = cgutils.get_or_insert_function(self.b.module, kind, "llvm.prefetch.p0")
         there = self.b.gep(self.b.bitcast(address, byte), [ir.Constant(i64, ahead)])
-        self.b.call(fetch, [there, ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)])
+        self.b.call(fetch, [there, ir.Constant(i32, 0), ir.Constant(i32, into), ir.Constant(i32, 1)])
 
     def sum_each(self, vectors):
         """One vector of the sums of as many vectors as it has lanes, in their order."""
