@@ -1,7 +1,7 @@
 """What a kernel is called with: the problem as places and numbers, packed into one array for the way.
 
 Numba takes 13 microseconds to pick sixty numbers out of Python's tuples, and one for an array; so ``pack`` lays them
-out, and in the kernel ``unpack`` makes ``Arguments`` of them again. None of it is an array there: arrays are counted,
+out, and in the kernel ``unpack`` reads them there by name: see ``packed``. None of it is an array: arrays are counted,
 atomically, each time a step picks one up, which was a tenth of a kernel's time.
 """
 
@@ -9,10 +9,11 @@ import struct
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
+
+from clearhead.kernels.packed import Like, Packed
 
 
 class Strided(NamedTuple):
@@ -105,34 +106,14 @@ def unpack(typingctx, numbers, likes):
     """The Arguments that ``pack`` laid out here: a pointer."""
     kinds = {name: likes.types[n] for n, name in enumerate(LIKES)}
     kinds |= {"start": types.int64, "stop": types.int64, "logsumexp": types.float64}
-    fields = [_field(annotation, kinds.get(name)) for name, annotation in Arguments.__annotations__.items()]
-    whole = types.NamedTuple(fields, Arguments)
-
-    def generate(context, b, signature, arguments):
-        place = 0
-
-        def read(kind):
-            nonlocal place
-            if isinstance(kind, types.BaseTuple):
-                return context.make_tuple(b, kind, [read(item) for item in kind.types])
-            there = b.gep(arguments[0], [ir.Constant(ir.IntType(64), place)])
-            place += 1
-            return b.load(b.bitcast(there, context.get_data_type(kind).as_pointer()))
-
-        values = []
-        for kind in fields:
-            if isinstance(kind, types.NamedTuple):
-                like = context.get_constant(kind.types[0], 0)
-                values.append(context.make_tuple(b, kind, [like, *(read(item) for item in kind.types[1:])]))
-            else:
-                values.append(read(kind))
-        return context.make_tuple(b, whole, values)
-
-    return whole(numbers, likes), generate
+    whole = Packed((name, _field(kind, kinds.get(name))) for name, kind in Arguments.__annotations__.items())
+    return whole(numbers, likes), lambda context, b, signature, arguments: arguments[0]
 
 
 def _field(annotation, like):
     """The type of a field of Arguments; ``like`` is that of an array's numbers."""
     if annotation is not Strided:
         return types.float64 if annotation is float else types.int64
-    return types.NamedTuple([like, types.int64, types.int64, types.UniTuple(types.int64, 3), types.int64], Strided)
+    steps, whole = types.UniTuple(types.int64, 3), types.int64
+    kinds = {"like": Like(like), "address": whole, "offsets": whole, "steps": steps, "size": whole}
+    return Packed((name, kinds[name]) for name in Strided._fields)

@@ -76,7 +76,7 @@ def attend_items(x, w, first, last, ride):
         count = min(TOGETHER, last - item, tiles - tile)
         low, high = x.keys, 0
         for t in range(count):
-            own = tile_room(x, w, t)
+            own = tile_room(w, t)
             start_tile(x, own, batch, head, tile + t)
             if ride is not None:
                 start_ride(x, own, ride, t)
@@ -85,9 +85,13 @@ def attend_items(x, w, first, last, ride):
         for block in range(low // BLOCK * BLOCK, high, BLOCK):
             attend_block(x, w, batch, head, count, block, min(BLOCK, high - block), ride)
         for t in range(count):
+<<<<<<< HEAD
             finish_tile(x, tile_room(x, w, t), batch, head)
             if ride is not None:
                 finish_ride(x, tile_room(x, w, t), ride, t, batch, head)
+=======
+            finish_tile(x, tile_room(w, t), batch, head)
+>>>>>>> 2c243c3 (Hand steps one address to read numbers from by name: tuples of sixty took a quarter of the time to compile)
         item += count
 
 
@@ -119,7 +123,7 @@ def attend_block(x, room, batch, head, count, block, keys, ride):
     value, value_step, values_there = room.value, 0, False
     finite, finite_known = True, False
     for t in range(count):
-        w = tile_room(x, room, t)
+        w = tile_room(room, t)
         begin, some = part_seen(x, w, block, keys)
         if some <= 0:
             continue

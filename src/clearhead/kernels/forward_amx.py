@@ -73,7 +73,7 @@ def attend_amx(numbers, likes, places, told, strange, first, last):
         count = min(TOGETHER, last - item, tiles - tile)
         low, high = x.keys, 0
         for t in range(count):
-            own = tile_room(x, w, t)
+            own = tile_room(w, t)
             here = take_tile(x, own, tile + t)
             find_reach(x, own, batch, head, here)
             load_pairs(x, own, batch, head)
@@ -82,7 +82,7 @@ def attend_amx(numbers, likes, places, told, strange, first, last):
         for block in range(low // BLOCK * BLOCK, high, BLOCK):
             attend_block(x, w, batch, head, count, block, min(BLOCK, high - block))
         for t in range(count):
-            own = tile_room(x, w, t)
+            own = tile_room(w, t)
             for r in range(own.reach[HERE]):
                 strange[sequence * x.queries + own.queries[r]] = own.lanes[ODD * x.rows + r] != 0
             finish_tile(x, own, batch, head)
@@ -106,7 +106,7 @@ def attend_block(x, room, batch, head, count, block, keys):
     high = seen_as(room.extra, UINT32)
     low = pointer(high, BLOCK // 2 * x.rows)
     for t in range(count):
-        w = tile_room(x, room, t)
+        w = tile_room(room, t)
         begin, some = part_seen(x, w, block, keys)
         if some <= 0:
             continue

@@ -16,7 +16,7 @@ from clearhead.kernels.addresses import address_of, call_at, pointer
 from clearhead.kernels.cache import step
 from clearhead.kernels.modify import some_and_all, turn_bytes
 
-BLOCK = 128  # keys in a tile: with 48 queries, scores take 24 KB and stay in the first-level cache
+BLOCK = 128  # keys in a tile: with 64 queries, scores take 32 KB and stay in the first-level cache
 HIDDEN, PARTLY, WHOLLY = 0, 1, 2
 INTERVALS, ARRAY, EQUAL, FUNCTION, NOT, BOTH, EITHER = range(7)
 _INT64, _UINT8 = np.int64(0), np.uint8(0)
