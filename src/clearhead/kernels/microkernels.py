@@ -76,8 +76,8 @@ def score_tile(typingctx, key, stride, value, value_stride, query, scores, dim, 
         key, stride, value, value_stride, query, scores, dim, keys, top = arguments
         v = Vectors(b, signature.args[0].dtype)
         count, parts = ir.Constant(i64, v.keys), ir.Constant(i64, 2 * v.keys)
-        # Each part goes in steps, which ask for 2 * v.keys numbers per one of dim: so many of dim that these are a line,
-        # where registers are left for it.
+        # Each part goes in steps, which ask for 2 * v.keys numbers per one of dim: so many of dim that these are a
+        # line, where registers are left for it.
         full = v.registers - v.keys * v.count < 2 * v.count
         lines, dims = max(1, 2 * v.keys * v.size // 64), 1 if full else max(1, 64 // (2 * v.keys * v.size))
         part = b.sdiv(dim, ir.Constant(i64, 2 * v.keys * dims))  # steps

@@ -106,7 +106,7 @@ def workspace(dtype: DTypeLike, dim: int, value_dim: int, depth: int) -> Workspa
 
 @intrinsic
 def room(typingctx, places, like):
-    """A workspace's places as pointers, by name: its first tile's room. ``like`` is a number of the type computed in."""
+    """A workspace's places as pointers, by name: its first tile's room. ``like`` : of the type computed in."""
     kinds = {name: types.CPointer(_KINDS.get(name, like)) for name in Scratch._fields}
     whole = Packed(kinds.items())
 

@@ -87,8 +87,10 @@ class Vectors:
         return None
 
     def prefetch(self, address, ahead, into=3):
-        """Ask for the cache line ``ahead`` bytes from an address; one that is not there does no harm. ``into`` : 3 is the
-        first-level cache, 2 the second."""
+        """Ask for the cache line ``ahead`` bytes from an address; one that is not there does no harm.
+
+        ``into`` : 3 is the first-level cache, 2 the second.
+        """
         byte = ir.IntType(8).as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [byte, i32, i32, i32])
         fetch = cgutils.get_or_insert_function(self.b.module, kind, "llvm.prefetch.p0")
