@@ -85,13 +85,9 @@ def attend_items(x, w, first, last, ride):
         for block in range(low // BLOCK * BLOCK, high, BLOCK):
             attend_block(x, w, batch, head, count, block, min(BLOCK, high - block), ride)
         for t in range(count):
-<<<<<<< HEAD
-            finish_tile(x, tile_room(x, w, t), batch, head)
-            if ride is not None:
-                finish_ride(x, tile_room(x, w, t), ride, t, batch, head)
-=======
             finish_tile(x, tile_room(w, t), batch, head)
->>>>>>> 2c243c3 (Hand steps one address to read numbers from by name: tuples of sixty took a quarter of the time to compile)
+            if ride is not None:
+                finish_ride(x, tile_room(w, t), ride, t, batch, head)
         item += count
 
 
