@@ -79,3 +79,32 @@ def test_damaged_and_foreign_traces_are_one_line(
         assert words in last
         assert result.stdout == ""
     assert not (tmp_path / "x.png").exists()
+
+
+def test_kinds_and_texts(tmp_path: Path, run: Callable[..., Any]) -> None:
+    import stacks
+
+    trace = stacks.save(tmp_path / "t")
+    said = run("report", tmp_path / "t", "--text", 1).stdout
+    assert said.splitlines()[0] == "attentions, 4 tokens, 18 heads, text 1 of 0 to 1 (--text)"
+    places = [said.index(f"{kind} attention\n") for kind in ("encoder", "decoder", "cross")]
+    assert places == sorted(places)
+    assert "narrow    cross layer" in said
+    cross = json.loads(run("report", tmp_path / "t", "--kind", "cross", "--text", 1, "--json").stdout)
+    assert [head["kind"] for head in cross["heads"]] == ["cross"] * 6
+    sinks = [head["sink"] for head in cross["heads"][:3]]
+    assert sinks == pytest.approx(trace.measures(0, kind="cross", text=1).mean("sink").tolist())
+    failed = run("report", tmp_path / "t", "--text", 7)
+    assert failed.exit_code == 1
+    assert "there is no text 7" in failed.stderr
+
+
+def test_it_fits_a_terminal_of_80_columns(recorded: Path, run: Callable[..., Any], monkeypatch: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = run("report", recorded, "--without-first", 1).stdout
+    assert max(map(len, said.splitlines()[:-1])) <= 80  # the last is a command to copy
+    for line in said.splitlines():
+        assert " at 0 " not in line + " "
+    for command in ("info", "check"):
+        assert max(map(len, run(command, recorded).stdout.splitlines())) <= 80
+    assert max(map(len, run("diff", recorded, recorded).stdout.splitlines())) <= 80

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import clearhead as ch
 from clearhead import from_attentions
 from clearhead.trace import Trace, TraceError, between, segments, tokenize
-from clearhead.trace.marks import write_whole
+from clearhead.trace.whole import whole_file
 
 CHATS = {
     "ChatML": "<|im_start|>{who}\n{what}<|im_end|>\n",
@@ -222,16 +222,25 @@ def test_segments_that_cannot_be(call: Any, words: str) -> None:
 
 
 def test_files_are_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_whole(tmp_path / "a.txt", "before")
+    with whole_file(tmp_path / "new" / "a.txt") as file:
+        file.write(b"before")
+    path = tmp_path / "new" / "a.txt"
+
+    def stopped(file: Any) -> None:
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), whole_file(path) as file:
+        stopped(file)
 
     def full(*words: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="No space"):
-        write_whole(tmp_path / "a.txt", "after")
-    assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]
-    assert (tmp_path / "a.txt").read_text() == "before"
+    with pytest.raises(OSError, match="No space"), whole_file(path) as file:
+        file.write(b"after")
+    assert [file.name for file in path.parent.iterdir()] == ["a.txt"]
+    assert path.read_text() == "before"
 
 
 def test_json_of_segments_is_for_people_too(copied: Path) -> None:

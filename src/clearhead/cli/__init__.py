@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli import demo, example, plot, report, trace, warmup
+from clearhead.cli import check, demo, diff, example, export, info, plot, report, trace, warmup
 from clearhead.cli.errors import Commands
 
 app = typer.Typer(
@@ -21,7 +21,19 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (example.example, trace.trace, report.report, plot.plot, demo.demo, warmup.warmup):
+COMMANDS = (
+    example.example,
+    trace.trace,
+    info.info,
+    check.check,
+    report.report,
+    plot.plot,
+    diff.diff,
+    export.export,
+    demo.demo,
+    warmup.warmup,
+)
+for command in COMMANDS:
     app.command()(command)
 
 

@@ -7,13 +7,11 @@ DIR/segments.json      {"format": "clearhead-segments", "version": 1,
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
-from typing import Any
 
 from clearhead.trace.errors import TraceError
 from clearhead.trace.segments import Segments, checked
+from clearhead.trace.whole import whole_file
 
 FILE = "segments.json"
 FORMAT = "clearhead-segments"
@@ -56,21 +54,6 @@ def write_marks(folder: Path, marks: Marks, texts: dict[str, int]) -> None:
     """Keep segments in a folder; what was there stays as it was unless the new file is whole. ``texts`` : how many, by
     side."""
     sides = {side: [by_text.get(text, {}) for text in range(texts[side])] for side, by_text in marks.items()}
-    write_whole(folder / FILE, json.dumps({"format": FORMAT, "version": VERSION, "sides": sides}, ensure_ascii=False))
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file under a temporary name and rename it; a failure leaves nothing, or what was there before."""
-    data: Any = content.encode() if isinstance(content, str) else content
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)  # mkstemp makes files that only their owner may read
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    data = json.dumps({"format": FORMAT, "version": VERSION, "sides": sides}, ensure_ascii=False)
+    with whole_file(folder / FILE) as file:
+        file.write(data.encode())

@@ -8,7 +8,7 @@ All are means over the rows that see something. For a row (a query) with weights
     previous    the weight on the token just before      weight; the first row has none and is left out
     self        the weight on the token itself           weight
 
-The last three are there where queries and keys are the same text, in order: not in cross attention, nor in images.
+The last three are there where queries and keys are the same text, in order: not in cross attention nor in images.
 """
 
 from __future__ import annotations
@@ -157,7 +157,9 @@ def summarize(
 def measure_site(trace: Trace, site: Site, text: int = 0) -> list[Head]:
     """The heads of one site."""
     found = trace.measures(site.layer, kind=site.kind, text=text)
-    means = {name: found.mean(name).tolist() for name in found if name in (*UNITS, "far")}
+    image = trace.grid(site.kind, "key") is not None  # its tokens lie in rows and columns: none is "before" another
+    names = [name for name in found if name in (("entropy", "sink") if image else (*UNITS, "far"))]
+    means = {name: found.mean(name).tolist() for name in names}
     return [
         Head(
             site.kind,

@@ -1,0 +1,46 @@
+"""`clearhead check`: exit code 1 for a trace that is not what it says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clearhead import from_attentions
+from clearhead.trace.tensors import read_tensors, write_tensors
+
+Run = Callable[..., Any]
+
+
+def test_a_trace_that_passes(recorded: Path, run: Run) -> None:
+    result = run("check", recorded)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "passed"
+    assert [line.split()[1] for line in result.stdout.splitlines() if line.startswith(" self")] == ["0", "1", "2"]
+    data = json.loads(run("check", recorded, "--json").stdout)
+    assert data["passed"]
+    assert len(data["sites"]) == 3
+    assert all(site["row_sum"] < 1e-5 and site["hidden"] == 0 for site in data["sites"])
+
+
+def test_a_trace_that_was_tampered_with(recorded: Path, tmp_path: Path, run: Run) -> None:
+    path = Path(shutil.copytree(recorded, tmp_path / "t"))
+    file = next(path.glob("self-001*"))
+    arrays = {name: array.copy() for name, array in read_tensors(file).items()}
+    arrays["logsumexp"] += 0.01
+    write_tensors(file, arrays)
+    result = run("check", path)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1] == "FAILED"
+    assert not json.loads(run("check", path, "--json").stdout)["passed"]
+
+
+def test_weights_after_dropout_fail(tmp_path: Path, run: Run) -> None:
+    """transformers#31468: their rows do not sum to 1."""
+    kept = np.random.default_rng(0).random((1, 2, 9, 9)) < 0.9
+    from_attentions([np.full((1, 2, 9, 9), 1 / 9) * kept / 0.9]).save(tmp_path / "t")
+    assert run("check", tmp_path / "t").exit_code == 1
