@@ -3,12 +3,15 @@
 The truth is the dense oracle, ``clearhead.core.attend``, on the same (already rounded) inputs, computed in a wider
 type: float64, and extended precision for float64. The measure is ``norm(result - truth) / norm(truth)``. Two limits:
 
-    any problem        2 x what the same dense lines err in the type that is computed in, plus 8 roundings, and for
-                       16-bit results one rounding of the result: there everything before it is float32
+    any problem        2 x what the same dense lines err in the type that is computed in, plus 8 roundings of 1 and of the
+                       largest score that has weight, and for 16-bit results one rounding of the result: there
+                       everything before it is float32
     4,096 normal keys  2 x what the three naive lines err in the inputs' own type, and never above ``CAPS``
 
-The 8 roundings are what is left of luck where few numbers are summed: one query, one key, one dimension. A mistake in
-a mask, a score or a stride is 10,000 times larger.
+The 8 roundings are what is left of luck where few numbers are summed: one query, one key, one dimension. A score of
+size s that is rounded once is off by s roundings of 1, and so is its weight: how often it is rounded, and to which
+side, is luck of the order of adding up, of the dense lines' BLAS and of ours. A mistake in a mask, a score or a stride
+is 1,000 times larger.
 """
 
 from __future__ import annotations
@@ -81,13 +84,23 @@ class Oracle:
         """The same by the same dense lines in the type that is computed in."""
         return self._dense(self.compute)
 
+    @cached_property
+    def largest_score(self) -> float:
+        """The size of the largest score whose weight counts, in nats: scores are ln weight + logsumexp."""
+        weights, logsumexp = self.truth["weights"], self.truth["logsumexp"]
+        place = np.nonzero(weights > ROUNDING[self.compute.name])
+        scores = np.abs(np.log(weights[place]) + logsumexp[place[:-1]])
+        scores = scores[np.isfinite(scores)]
+        return float(scores.max()) if scores.size else 0.0
+
     def check(self, **results: Any) -> None:
         """Raise AssertionError if ``output``, ``weights`` or ``logsumexp`` lies outside the limit."""
         for name, result in results.items():
             result, truth = np.asarray(result), self.truth[name]
             error = relative_error(result, truth)
             rounding = ROUNDING[self.compute.name]
-            limit = 8 * rounding + (ROUNDING[result.dtype.name] if result.dtype.itemsize == 2 else 0)
+            limit = 8 * rounding * (1 + self.largest_score)
+            limit += ROUNDING[result.dtype.name] if result.dtype.itemsize == 2 else 0
             if error > limit:  # the naive lines cost as much as the truth: they are asked only if it matters
                 limit += 2 * relative_error(self.naive[name], truth)
             assert error <= limit, (
