@@ -3,8 +3,8 @@
 The truth is the dense oracle, ``clearhead.core.attend``, on the same (already rounded) inputs, computed in a wider
 type: float64, and extended precision for float64. The measure is ``norm(result - truth) / norm(truth)``. Two limits:
 
-    any problem        2 x what the same dense lines err in the type that is computed in, plus 8 roundings of 1 and of the
-                       largest score that has weight, and for 16-bit results one rounding of the result: there
+    any problem        2 x what the same dense lines err in the type that is computed in, plus 8 roundings of 1 and of
+                       the largest score that has weight, and for 16-bit results one rounding of the result: there
                        everything before it is float32
     4,096 normal keys  2 x what the three naive lines err in the inputs' own type, and never above ``CAPS``
 
