@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from clearhead.explanation import Explanation, explain
     from clearhead.flow import rollout
     from clearhead.fold import Fold
+    from clearhead.gradients import Gradients, attention_vjp
     from clearhead.kernels.threads import get_num_threads, set_num_threads
     from clearhead.keyvalue import KeyValueCache
     from clearhead.paged import PagedKeyValues
@@ -32,11 +33,13 @@ __version__ = "0.1.0"
 _ON_FIRST_USE = {
     "attention": "clearhead.attend",
     "attention_state": "clearhead.attend",
+    "attention_vjp": "clearhead.gradients",
     "attention_weights": "clearhead.attend",
     "scaled_dot_product_attention": "clearhead.attend",
     "AttentionWeights": "clearhead.weights",
     "Explanation": "clearhead.explanation",
     "Fold": "clearhead.fold",
+    "Gradients": "clearhead.gradients",
     "KeyValueCache": "clearhead.keyvalue",
     "PagedKeyValues": "clearhead.paged",
     "explain": "clearhead.explanation",
@@ -51,12 +54,14 @@ __all__ = [
     "AttentionWeights",
     "Explanation",
     "Fold",
+    "Gradients",
     "KeyValueCache",
     "PagedKeyValues",
     "State",
     "__version__",
     "attention",
     "attention_state",
+    "attention_vjp",
     "attention_weights",
     "core",
     "create_qkv",

@@ -54,6 +54,7 @@ class Score:
     align: Align = None
     function: Callable[..., Any] | None = None
     sinks: Floats | None = None
+    derivative: Callable[..., Any] | None = None
 
     def scale_for(self, dim: int) -> float:
         """The factor on the match: as given, else 1/sqrt(dim) for dot products and 1 for learned scores."""
@@ -71,6 +72,7 @@ class Modifiers(TypedDict, total=False):
     align: Align
     function: Callable[..., Any] | None
     sinks: ArrayLike | None
+    derivative: Callable[..., Any] | None
 
 
 def dot(
@@ -82,6 +84,7 @@ def dot(
     align: Align = None,
     function: Callable[..., Any] | None = None,
     sinks: ArrayLike | None = None,
+    derivative: Callable[..., Any] | None = None,
 ) -> Score:
     """The scaled dot product, ``scale * q.k``, and what may be done to it.
 
@@ -102,6 +105,9 @@ def dot(
         ``f(score, batch, head, query, key) -> score`` in plain arithmetic, compiled by Numba.
     sinks : array (heads,), optional
         One logit per head which takes part in the softmax and has no value: weights then sum to less than 1.
+    derivative : callable, optional
+        That of ``function`` by score, of the same arguments, for gradients: see ``clearhead.gradients``. None: it is
+        found by differentiating ``function`` itself, step by step, where a gradient is asked for.
 
     References
     ----------
@@ -122,6 +128,10 @@ def dot(
         raise ValueError(f"align must be 'start', 'end' or None, got {align!r}")
     if function is not None:
         check_function("scores: function", function, "(score, batch, head, query, key)")
+    if derivative is not None:
+        if function is None:
+            raise ValueError("derivative was given without a function: it is that of function by score")
+        check_function("scores: derivative", derivative, "(score, batch, head, query, key)")
     return Score(
         Dot(),
         None if scale is None else float(scale),
@@ -131,6 +141,7 @@ def dot(
         align,
         function,
         None if sinks is None else _floats("sinks", sinks),
+        derivative,
     )
 
 
