@@ -302,7 +302,15 @@ def test_opennmt_179_every_option_acts_or_is_refused() -> None:
         "function": lambda score, batch, head, query, key: score * 2,
         "sinks": np.zeros(2),
     }
-    assert {*options, "align"} == set(inspect.signature(ch.scores.dot).parameters)
+    # align says where ALiBi counts from, derivative what the gradient of ``function`` is: both act beside another.
+    assert {*options, "align", "derivative"} == set(inspect.signature(ch.scores.dot).parameters)
     plain = ch.attention(q, k, v)
     for name, value in options.items():
         assert np.abs(ch.attention(q, k, v, score=ch.scores.dot(**{name: value})) - plain).max() > 1e-3, name
+
+    def gradient(slope: float) -> Any:
+        score = ch.scores.dot(function=options["function"], derivative=lambda *_: slope)
+        output, vjp = ch.attention_vjp(q, k, v, score=score)
+        return vjp(output).query
+
+    assert np.abs(gradient(2.0) - gradient(1.0)).max() > 1e-3
