@@ -86,11 +86,30 @@ def test_what_can_be_wrong_with_the_arguments(model: Path, text: Path, tmp_path:
     text.write_bytes("naïve".encode("latin1"))
     failed(run("trace", model, "--text", text, *out), "text.txt is not UTF-8 text: byte 2 is 0xef")
     text.write_text("the cat " * 300)
-    long = run("trace", model, "--text", text, *out)
+    long = run("trace", model, "--text", text, "--max-tokens", 300, *out)
     failed(long, "tokens and tiny reads at most 256: give --max-tokens 256 to trace its beginning")
     text.write_text("the cat")
     failed(run("trace", model, "--text", text, "--layers", "1,7", *out), "tiny has layers 0 to 2: there is no layer 7")
     assert left(tmp_path) == []
+
+
+def test_of_a_text_that_is_too_long_the_beginning_is_read(model: Path, text: Path, tmp_path: Path, run: Run) -> None:
+    text.write_text("the cat sat " * 300)
+    result = run("trace", model, "--text", text, "-o", tmp_path / "t")
+    assert result.exit_code == 0, result.stderr
+    trace = Trace.open(tmp_path / "t")
+    assert len(trace.tokens) == 256
+    said = r"The text has [\d,]+ tokens and tiny reads at most 256: its first 256 are traced, up to character "
+    assert re.search(said + rf"{trace.text.stop[-1]:,} of 3,600\.", result.stderr), result.stderr
+    result = run("trace", model, "--text", text, "-o", tmp_path / "t", "--generate", 6)
+    assert result.exit_code == 0, result.stderr
+    assert "reads at most 250 before it writes 6: its first 250 are traced" in result.stderr
+    assert 250 <= len(Trace.open(tmp_path / "t").tokens) <= 255
+    failed(run("trace", model, "--text", text, "--generate", 256), "reads at most 256 tokens: it cannot write 256 more")
+    failed(
+        run("trace", model, "--text", text, "--generate", 6, "--max-tokens", 254, "-o", tmp_path / "u"),
+        "reads at most 250 before it writes 6: give --max-tokens 250 to trace its beginning",
+    )
 
 
 def test_what_is_not_a_trace_is_not_overwritten(model: Path, text: Path, tmp_path: Path, run: Run) -> None:
@@ -156,7 +175,9 @@ def test_what_can_be_chosen(model: Path, text: Path, tmp_path: Path, run: Run) -
     failed(
         run("trace", model, "--text", text, "-o", tmp_path / "u", "--heads", "9"), "heads 0 to 5: there is no head 9"
     )
-    failed(run("trace", model, "--text", text, "-o", tmp_path / "u", "--store", "int8"), "store takes 'float16' or")
+    wrong = run("trace", model, "--text", text, "-o", tmp_path / "u", "--store", "int8")
+    assert wrong.exit_code == 2
+    assert "'int8': float16 or bfloat16" in wrong.stderr
     assert left(tmp_path) == ["t"]
 
 
@@ -190,7 +211,8 @@ def test_a_run_that_was_killed_goes_on(model: Path, text: Path, tmp_path: Path, 
     done = list(zip(trace.sites, trace.checks.sites, strict=True))[:2]
     unfinished.write_state(state, run_facts(loaded, trace.text, Keeping()), done)
     failed(
-        run(*arguments), "t.unfinished holds 2 of 3 layers of a run of tiny that was stopped: go on with it with --c"
+        run(*arguments),
+        "t.unfinished holds 2 of 3 attentions of a run of tiny that was stopped: go on with it with",
     )
     assert run(*arguments, "--continue").exit_code == 0
     assert Trace.open(tmp_path / "t").sites == trace.sites

@@ -17,6 +17,8 @@ import tiny_models
 
 from clearhead.trace import Model, Trace, TraceError, load, record, tokenize, unfinished
 from clearhead.trace.format import Tokens
+from clearhead.trace.keep import Keeping
+from clearhead.trace.recording import run_facts
 
 KILLED = """
     import os, signal, sys
@@ -62,14 +64,14 @@ def test_what_is_left(killed: Path) -> None:
 
 
 def test_it_never_opens_as_a_trace(killed: Path) -> None:
-    words = r"t\.unfinished holds 2 of 3 layers of a run of tiny that was stopped: it is not a trace.*--continue"
+    words = r"t\.unfinished holds 2 of 3 attentions of a run of tiny that was stopped: it is not a trace.*--continue"
     for path in (killed, unfinished.folder_for(killed)):
         with pytest.raises(TraceError, match=words):
             Trace.open(path)
 
 
 def test_it_is_not_written_over_unasked(left: Path, tiny: Model, tokens: Tokens) -> None:
-    words = r"t\.unfinished holds 2 of 3 layers of a run of tiny that was stopped: go on with it with --continue"
+    words = r"t\.unfinished holds 2 of 3 attentions of a run of tiny that was stopped: go on with it with --continue"
     with pytest.raises(TraceError, match=words):
         record(tiny, tokens, left)
     assert (left.parent / "t.unfinished" / "unfinished.json").is_file()
@@ -144,6 +146,27 @@ def test_a_damaged_folder_is_not_gone_on_with(damage: str, left: Path, folder: P
         (state / "unfinished.json").write_text(json.dumps(data))
     with pytest.raises(TraceError, match=r"t\.unfinished does not say what it holds: remove it, and record"):
         record(load(str(folder)), tokens, left, go_on=True)
+
+
+def test_a_run_that_goes_on_is_not_said_to_be_stopped(tiny: Model, tokens: Tokens, tmp_path: Path) -> None:
+    said = []
+
+    def look(layer: int) -> None:
+        with pytest.raises(TraceError) as caught:
+            Trace.open(tmp_path / "t")
+        said.append(str(caught.value))
+
+    record(tiny, tokens, tmp_path / "t", progress=look)
+    assert [f"holds {n} of 3 attentions of a run of tiny that is being written" in words
+            for n, words in enumerate(said, 1)] == [True] * 3  # fmt: skip
+
+
+def test_all_attentions_of_several_stacks_are_counted(tmp_path: Path) -> None:
+    """Layers 0 to 2 of a decoder are six attentions beside the encoder's two."""
+    model = load(str(tiny_models.save(tmp_path / "bart", "bart")), writing=True)
+    tokens = tokenize(model.tokenizer, "The cat sat.")
+    assert run_facts(model, tokens, Keeping(), write=3)["of"] == "8"
+    assert run_facts(model, tokens, Keeping(), layers=[0, 2], kinds=["decoder", "encoder"], write=3)["of"] == "3"
 
 
 def test_two_processes_do_not_write_into_one_folder(tiny: Model, tokens: Tokens, tmp_path: Path) -> None:

@@ -23,7 +23,10 @@ def trace(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A local Hugging Face folder, or: smollm2, minilm.")],
     text: Annotated[Path, typer.Option("--text", metavar="FILE", help="The text to read, UTF-8.")],
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", metavar="N", min=1, help="Read the first N tokens only.")
+        int | None,
+        typer.Option(
+            "--max-tokens", metavar="N", min=1, help="Read the first N tokens only. Default: what the model can."
+        ),
     ] = None,
     layers: Annotated[str | None, typer.Option("--layers", metavar="0,5-8", help="Record these layers only.")] = None,
     heads: Annotated[str | None, typer.Option("--heads", metavar="0,5-8", help="Record these heads only.")] = None,
@@ -46,12 +49,13 @@ def trace(
     ] = None,
 ) -> None:
     """Record every head of a language model over a text, exactly, without changing the model's output."""
-    from clearhead.trace import read_text, tokenize
-    from clearhead.trace.keep import Keeping, check_store
+    from clearhead.trace import read_text
+    from clearhead.trace.keep import STORES, Keeping
     from clearhead.trace.models import find
     from clearhead.trace.writer import check_destination
 
-    check_store(store)
+    if store is not None and store not in STORES:
+        raise typer.BadParameter(f"{store!r}: {' or '.join(STORES)}", param_hint="'--store'")
     keeping = Keeping(parse_layers(heads, "--heads"), cast(Any, store), measures_only)
     chosen = Chosen(parse_layers(layers), keeping, None if kinds is None else tuple(kinds.split(",")), generate, go_on)
     folder = output or Path(text.with_suffix(".trace").name)
@@ -60,10 +64,29 @@ def trace(
     find(model)
     check_destination(folder)
     loaded = load_model(model, writing=generate > 0)
-    with waiting("Finding the tokens"):
-        tokens = tokenize(loaded.tokenizer, content, max_tokens)
+    tokens = find_tokens(loaded, content, max_tokens, generate)
     record_trace(loaded, tokens, folder, chosen)
     stdout().print(f"Next: clearhead report {folder}", soft_wrap=True)
+
+
+def find_tokens(model: Model, content: str, most: int | None, write: int) -> Tokens:
+    """The tokens of a text; of one that is longer than the model reads, its beginning, which is said."""
+    from clearhead.trace import tokenize
+    from clearhead.trace.recording import longest
+
+    with waiting("Finding the tokens"):
+        tokens = tokenize(model.tokenizer, content, most)
+        room = longest(model, write)
+        if most is not None or room is None or len(tokens) <= room:
+            return tokens
+        beginning = tokenize(model.tokenizer, content, room)
+    stderr().print(
+        f"The text has {len(tokens):,} tokens and {model.name} reads at most {room:,}"
+        + (f" before it writes {write:,}" if write else "")
+        + f": its first {len(beginning):,} are traced, up to character {max(beginning.stop):,} of {len(content):,}.",
+        soft_wrap=True,
+    )
+    return beginning
 
 
 @dataclass(frozen=True)
@@ -117,7 +140,7 @@ def record_trace(model: Model, tokens: Tokens, folder: Path, chosen: Chosen | No
 
     chosen = chosen or Chosen()
     keeping = chosen.keeping or Keeping()
-    plans.check_length(model, tokens)
+    plans.check_length(model, tokens, chosen.write)
     plans.check_layers(model, chosen.layers)
     plans.check_writes(model, chosen.write)
     attentions = find_attentions(model.network)

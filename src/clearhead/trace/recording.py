@@ -47,7 +47,7 @@ def record(
     import torch
 
     path = Path(path)
-    check_length(model, tokens)
+    check_length(model, tokens, write)
     check_layers(model, layers)
     check_store(store)
     keeping = Keeping(heads, store, only_measures)
@@ -104,7 +104,10 @@ def run_facts(
     weights = hashlib.sha256()
     for name, parameter in model.network.named_parameters():
         weights.update(name.encode() + parameter.detach().flatten()[:16].double().cpu().numpy().tobytes())
-    count = len(find_attentions(model.network).layers() if layers is None else set(layers))
+    count = sum(
+        (layers is None or one.layer in layers) and (kinds is None or one.kind in kinds)
+        for one in find_attentions(model.network).heard
+    )
     return {
         "model": model.name,
         "weights": weights.hexdigest(),
@@ -120,12 +123,26 @@ def run_facts(
     }
 
 
-def check_length(model: Model, tokens: Tokens) -> None:
-    """Raise TraceError if there are more tokens than the model's context."""
-    if 0 < model.context < len(tokens):
+def longest(model: Model, write: int = 0) -> int | None:
+    """How many tokens of a text the model can read if it is to write so many more; None where it does not say.
+
+    A decoder reads what it writes, too; that of an encoder-decoder reads nothing else."""
+    if not model.context:
+        return None
+    room = model.context if model.network.config.is_encoder_decoder else model.context - write
+    if room < 1 or write > model.context:
+        raise TraceError(f"{model.name} reads at most {model.context:,} tokens: it cannot write {write:,} more")
+    return room
+
+
+def check_length(model: Model, tokens: Tokens, write: int = 0) -> None:
+    """Raise TraceError if there are more tokens than the model's context, with those that it is to write."""
+    room = longest(model, write)
+    if room is not None and len(tokens) > room:
         raise TraceError(
-            f"the text has {len(tokens):,} tokens and {model.name} reads at most {model.context:,}: "
-            f"give --max-tokens {model.context} to trace its beginning"
+            f"the text has {len(tokens):,} tokens and {model.name} reads at most {room:,}"
+            + (f" before it writes {write:,}" if write else "")
+            + f": give --max-tokens {room} to trace its beginning"
         )
 
 

@@ -56,14 +56,17 @@ def read_state(folder: Path) -> tuple[dict[str, Any], Done] | None:
         return None
 
 
-def said(folder: Path) -> str | None:
-    """What a folder that a run left holds, in words; None where it is none."""
+def said(folder: Path, locked: bool = False) -> str | None:
+    """What a folder holds that a run left, or is writing, in words; None where it is none.
+
+    ``locked`` : by the one who asks, so that nobody else is writing there."""
     found = read_state(folder)
     if found is None:
         return None
     run, done = found
     of, model = run.get("of", "?"), run.get("model", "?")
-    return f"{folder} holds {len(done)} of {of} layers of a run of {model} that was stopped"
+    how = "is being written" if not locked and Lock.held(folder) else "was stopped"
+    return f"{folder} holds {len(done)} of {of} attentions of a run of {model} that {how}"
 
 
 def resumed(folder: Path, run: dict[str, Any]) -> Done:
@@ -94,6 +97,20 @@ class Lock:
         except OSError:
             self._file.close()
             raise TraceError(f"{folder} is being written by another process: wait for it, or choose -o") from None
+
+    @staticmethod
+    def held(folder: Path) -> bool:
+        """Whether a process is writing there now."""
+        try:
+            import fcntl
+
+            with open(folder / LOCK, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except (ImportError, OSError):  # Windows; no lock
+            return False
+        return False
 
     def close(self) -> None:
         self._file.close()

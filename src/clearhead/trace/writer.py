@@ -96,7 +96,7 @@ def _claim(folder: Path, go_on: bool) -> bool:
 def _refuse_what_is_left(folder: Path) -> None:
     """Raise TraceError if the folder is not new."""
     if any(file.name != LOCK for file in folder.iterdir()):
-        what = said(folder) or f"{folder} is in the way"
+        what = said(folder, locked=True) or f"{folder} is in the way"
         raise TraceError(f"{what}: go on with it with --continue, or remove it")
 
 
