@@ -218,5 +218,7 @@ def _save(figure: Figure, path: Path) -> None:
             warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
             figure.savefig(temporary, format=path.suffix.lower()[1:], dpi=DPI, facecolor=PAPER)
         os.replace(temporary, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None  # of a name that its user knows
     finally:
         temporary.unlink(missing_ok=True)

@@ -39,6 +39,20 @@ def test_a_trace_that_was_tampered_with(recorded: Path, tmp_path: Path, run: Run
     assert not json.loads(run("check", path, "--json").stdout)["passed"]
 
 
+def test_numbers_that_are_none_fail(recorded: Path, tmp_path: Path, run: Run) -> None:
+    """A comparison with NaN is never true: what is not shown to be right is wrong."""
+    path = Path(shutil.copytree(recorded, tmp_path / "t"))
+    file = next(path.glob("self-001*"))
+    arrays = {name: array.copy() for name, array in read_tensors(file).items()}
+    arrays["query"][0, 2, 0] = np.nan
+    write_tensors(file, arrays)
+    result = run("check", path)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1] == "FAILED"
+    data = json.loads(run("check", path, "--json").stdout)
+    assert [site["row_sum"] < 1e-5 for site in data["sites"]] == [True, False, True]
+
+
 def test_weights_after_dropout_fail(tmp_path: Path, run: Run) -> None:
     """transformers#31468: their rows do not sum to 1."""
     kept = np.random.default_rng(0).random((1, 2, 9, 9)) < 0.9

@@ -65,7 +65,7 @@ def test_by_a_measure(recorded: Path, rounded: Path, run: Run) -> None:
     result = run("diff", recorded, rounded, "--by", "entropy")
     assert "12 heads compared by entropy, changes in nats" in result.stdout
     failed = run("diff", recorded, rounded, "--by", "looks")
-    assert failed.exit_code == 1
-    assert "compared by weights or by entropy" in failed.stderr
+    assert failed.exit_code == 2
+    assert "'looks': weights, or entropy, sink, distance" in failed.stderr
     assert run("diff", recorded).exit_code == 2
     assert run("diff", recorded, rounded, "--fail-over", "-1").exit_code == 2

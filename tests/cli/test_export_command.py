@@ -74,6 +74,44 @@ def test_measures_of_every_kind_and_text(tmp_path: Path, run: Run) -> None:
     assert len(lines(tmp_path / "m.csv")) == 6
 
 
+def test_tokens_of_an_image_are_in_no_order(tmp_path: Path, run: Run) -> None:
+    """As in a report: its places lie in rows and columns, and none is before another."""
+    import tiny_models
+
+    import clearhead as ch
+
+    ch.trace(tiny_models.build("vit"), tiny_models.inputs("vit"), tmp_path / "t")
+    for words in ([], ["--rows", "0-9"]):
+        exported(run, tmp_path / "t", tmp_path / "m.csv", *words)
+        names = set(lines(tmp_path / "m.csv")[0])
+        assert {"entropy", "sink"} < names
+        assert not {"distance", "previous", "self", "far", "diagonality"} & names
+
+
+def test_of_a_batch_one_text_is_chosen(tmp_path: Path, run: Run) -> None:
+    trace = stacks.save(tmp_path / "t")
+    result = run("export", tmp_path / "t", "-o", tmp_path / "w.npz")
+    assert result.exit_code == 1
+    assert "the trace holds texts 0 to 1, and a file of weights is of one" in result.stderr
+    exported(run, tmp_path / "t", tmp_path / "w.npz", "--text", "1")
+    with np.load(tmp_path / "w.npz") as found:
+        assert np.array_equal(found["cross-001"], np.asarray(trace.weights(1, kind="cross", text=1)))
+
+
+def test_a_file_that_cannot_be_written_is_called_by_its_name(recorded: Path, tmp_path: Path, run: Run) -> None:
+    (tmp_path / "taken").write_text("a file")
+    for name in ("w.npz", "m.csv"):
+        (tmp_path / name).mkdir()
+        result = run("export", recorded, "-o", tmp_path / name)
+        assert result.exit_code == 1
+        assert f"{tmp_path / name}: Is a directory" in result.stderr
+        assert list((tmp_path / name).iterdir()) == []
+        result = run("export", recorded, "-o", tmp_path / "taken" / name)
+        assert result.exit_code == 1
+        assert "taken" in result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.csv", "taken", "w.npz"]
+
+
 def test_parquet_without_its_package(recorded: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     result = run("export", recorded, "-o", tmp_path / "m.parquet")

@@ -102,6 +102,15 @@ def test_nothing_to_align(recorded: Trace) -> None:
     assert pharaoh(()) == ""
 
 
+def test_words_of_tokens_without_a_text_are_refused() -> None:
+    """Numbers have no places in a text: all would be one word."""
+    numbers = Tokens((5, 6, 7), ("5", "6", "7"), (-1,) * 3, (-1,) * 3)
+    found = trace([looking([0, 1, 2], 3)], [numbers], [numbers])
+    assert len(align(found)) == 2
+    with pytest.raises(TraceError, match=r"words are not known: .*Record it with tokenizer=, or align tokens"):
+        align(found, words=True)
+
+
 def test_words_are_what_white_space_parts() -> None:
     places, numbers = counted(tokens(["<s>", " ", "a", "b", "\n", "c", " d"], special=(0,)), words=True)
     assert places.tolist() == [1, 2, 3, 4, 5, 6]

@@ -53,6 +53,18 @@ def test_by_a_measure_texts_may_differ(measure: str) -> None:
     assert found.changes[0].row is None
 
 
+def test_rows_that_see_nothing_in_either_take_no_part() -> None:
+    one, other = weights(0), weights(1)
+    one[:, :, :2] = other[:, :, :2] = 0  # as padding is
+    one[:, :, 2] = 0  # seen by the other alone
+    found = compare(from_attentions([one]), from_attentions([other]))
+    rows = np.abs(one[0] - other[0]).sum(axis=-1, dtype=np.float64)[:, 2:] / 2
+    assert rows[:, 0] == pytest.approx(0.5)
+    assert {change.head: change.change for change in found.changes} == pytest.approx(
+        dict(enumerate(rows.mean(axis=-1)))
+    )
+
+
 def test_what_only_one_has() -> None:
     one, other = from_attentions([weights(0)] * 2), from_attentions([weights(0, heads=2)])
     found = compare(one, other)

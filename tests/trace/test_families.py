@@ -165,6 +165,22 @@ def test_what_models_say_of_themselves() -> None:
     assert oss.checks.passed
 
 
+@pytest.mark.parametrize(("layers", "groups", "inner"), [(4, 1, 1), (5, 2, 1), (3, 3, 1), (4, 2, 2)])
+def test_layers_that_share_a_module_are_layers_of_their_own(layers: int, groups: int, inner: int) -> None:
+    """ALBERT runs one module again and again: each run is a layer, numbered as the model's own outputs are."""
+    facts = {"num_hidden_layers": layers, "num_hidden_groups": groups, "inner_group_num": inner}
+    model, inputs = tiny_models.build("albert", **facts), tiny_models.inputs("albert")
+    trace = ch.trace(model, inputs)
+    assert trace.layers == tuple(range(layers * inner))
+    check_equal(trace, tiny_models.eager_attentions(model, inputs))
+    some = ch.trace(model, inputs, layers=[1, 3] if layers > 3 else [2])
+    for layer in some.layers:
+        assert np.array_equal(dense(some, "self", layer, 0), dense(trace, "self", layer, 0))
+    with ch.tracing(model) as heard, torch.inference_mode():
+        model(**inputs)
+    assert heard.layers == trace.layers
+
+
 @pytest.mark.parametrize("family", ["bloom", "xlnet"])
 def test_attention_that_cannot_be_heard_is_refused_by_name(family: str) -> None:
     model = tiny_models.build(family)

@@ -128,6 +128,15 @@ def test_between_takes_numbered_segments_together() -> None:
     assert list(found.segments()) == ["user 1", "assistant 1", "user 2", "userland"]
 
 
+def test_tokens_of_overlapping_ranges_count_once() -> None:
+    weights = np.full((1, 1, 6, 6), 1 / 6)
+    trace = from_attentions([weights])
+    given = {"a": [(0, 3), (1, 4), (4, 4)], "b 1": (2, 5), "b 2": (3, 6), "all": (0, 6)}
+    assert trace.between("all", "a", segments=given)[0, 0] == pytest.approx(4 / 6)
+    assert trace.between("all", "b", segments=given)[0, 0] == pytest.approx(4 / 6)
+    assert segments.named({"a": ((3, 5), (0, 2), (1, 4))}, "a") == ((0, 5),)
+
+
 def test_between_in_blocks(monkeypatch: pytest.MonkeyPatch, recorded: Trace) -> None:
     """The same however few rows are computed at once."""
     parts = {"all": (0, len(recorded.tokens)), "some": (3, 9)}

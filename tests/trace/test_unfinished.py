@@ -157,7 +157,7 @@ def test_a_run_that_goes_on_is_not_said_to_be_stopped(tiny: Model, tokens: Token
         said.append(str(caught.value))
 
     record(tiny, tokens, tmp_path / "t", progress=look)
-    assert [f"holds {n} of 3 attentions of a run of tiny that is being written" in words
+    assert [f"holds {n} of 3 attentions of a run of tiny that is being written: it is no trace yet" in words
             for n, words in enumerate(said, 1)] == [True] * 3  # fmt: skip
 
 

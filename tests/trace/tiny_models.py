@@ -108,6 +108,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "DistilBert",
         {"vocab_size": 320, "dim": 48, "hidden_dim": 64, "n_layers": 3, "n_heads": 6, "pad_token_id": 1} | RANDOM,
     ),
+    "albert": (
+        "Albert",
+        STACK | RANDOM | {"num_hidden_layers": 5, "num_hidden_groups": 2, "embedding_size": 16} | {"pad_token_id": 1},
+    ),
     "t5": (
         "T5",
         {
@@ -155,7 +159,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 CAUSAL = (
     "llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gpt_oss", "gpt2", "gpt_neox", "phi3", "olmo"
 )  # fmt: skip
-BOTH_WAYS = ("bert", "roberta", "distilbert")
+BOTH_WAYS = ("bert", "roberta", "distilbert", "albert")
 TRANSLATE = ("t5", "bart", "marian")
 IMAGES = ("vit", "dinov2", "dinov2_with_registers")
 

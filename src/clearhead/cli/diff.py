@@ -36,8 +36,10 @@ def diff(
     By weights, a head's change is the mean over its rows of 1/2 sum |w - w'|: 0 if nothing changed, 1 if everything.
     """
     from clearhead.trace import Trace
-    from clearhead.trace.diff import compare
+    from clearhead.trace.diff import MEASURES, compare
 
+    if by not in ("weights", *MEASURES):
+        raise typer.BadParameter(f"{by!r}: weights, or {', '.join(MEASURES)}", param_hint="'--by'")
     one, other = Trace.open(first), Trace.open(second)
     with counting("Comparing", len(one)) as progress:
         found = compare(one, other, by, progress)

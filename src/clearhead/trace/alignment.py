@@ -86,11 +86,18 @@ def pharaoh(links: Links) -> str:
 
 
 def counted(tokens: Tokens, words: bool = False) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The places of the tokens that stand for text, and the number of each among them (or of the word it is in)."""
+    """The places of the tokens that stand for text, and the number of each among them (or of the word it is in).
+
+    Raises TraceError for words where it is not known where tokens lie in the text."""
     left_out = {*tokens.special, *tokens.padding}
     places = [place for place in range(len(tokens)) if place not in left_out]
     if not words:
         return np.array(places, np.int64), np.arange(len(places))
+    if any(tokens.start[place] < 0 for place in places):
+        raise TraceError(
+            "words are not known: the trace has its tokens' numbers, and not their text. Record it with tokenizer=, or "
+            "align tokens"
+        )
     text = source(tokens, left_out)
     begins = [match.start() for match in re.finditer(r"\S+", text)]
     first = [tokens.start[place] + len(tokens.text[place]) - len(tokens.text[place].lstrip()) for place in places]

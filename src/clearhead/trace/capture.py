@@ -57,15 +57,26 @@ class Session:
 
     listener: Listener
     attentions: Attentions
-    wanted: dict[int, Attention]  # by the identity of its module
-    heard: set[int] = field(default_factory=set)
+    wanted: frozenset[Attention]
+    heard: set[Attention] = field(default_factory=set)
+    calls: dict[int, int] = field(default_factory=dict)  # of each module, by its identity
     implementation: str = ""
     # Layers share few masks. Each is described once; it is kept, so that its identity stays its own while it is here.
-    masks: dict[int, tuple[Any, Visible, Any]] = field(default_factory=dict)
+    masks: dict[Any, tuple[Any, Visible, Any]] = field(default_factory=dict)
 
     def silent(self) -> list[Attention]:
         """What was wanted and has not run."""
-        return [one for module, one in self.wanted.items() if module not in self.heard]
+        return [one for one in self.attentions.heard if one in self.wanted and one not in self.heard]
+
+    def called(self, module: Any) -> Attention | None:
+        """Which attention a call of a module is, if it is wanted: those that share a module have their turns."""
+        sharing = [one for one in self.attentions.heard if one.module is module]
+        if not sharing:
+            return None
+        count = self.calls.get(id(module), 0)
+        self.calls[id(module)] = count + 1
+        one = sharing[count % len(sharing)]
+        return one if one in self.wanted else None
 
 
 # Of this thread and context alone: models that run elsewhere at the same time are not listened to.
@@ -93,14 +104,14 @@ def capture(
     """
     attentions = find_attentions(network)
     check_kinds(attentions, kinds, network)
-    wanted = {
-        id(one.module): one
+    wanted = frozenset(
+        one
         for one in attentions.heard
         if (kinds is None or one.kind in kinds)
         and (layers is None or one.layer in layers)
         and (one.kind, one.layer) not in skip
-    }
-    for one in wanted.values():
+    )
+    for one in wanted:
         _check_implementation(getattr(getattr(one.module, "config", None), "_attn_implementation", None) or "eager")
     session = Session(listener, attentions, wanted)
     token = _SESSION.set(session)
@@ -146,10 +157,10 @@ def _listen(own: Any, module: Any, query: Any, key: Any, value: Any, attention_m
     """Runs the model's attention as it is, and tells the listener."""
     result = own(module, query, key, value, attention_mask, **options)
     session = _SESSION.get()
-    if session is not None and id(module) in session.wanted:
-        site = session.wanted[id(module)]
+    site = None if session is None else session.called(module)
+    if session is not None and site is not None:
         session.listener(_call(session, site, own, (query, key, value, attention_mask), result[0], options))
-        session.heard.add(id(module))
+        session.heard.add(site)
     return result
 
 
@@ -220,11 +231,12 @@ def _understood(session: Session, mask: Any, shape: tuple[int, int, int]) -> tup
     """Who may look at whom, and what is added to scores, from a model's mask: booleans, or numbers to be added.
 
     ``shape`` : (texts, queries, keys)."""
-    if id(mask) not in session.masks:
+    which = id(mask), shape
+    if which not in session.masks:
         if len(session.masks) == MASKS_KEPT:
             session.masks.pop(next(iter(session.masks)))
-        session.masks[id(mask)] = (mask, *_read(mask, *shape))
-    return session.masks[id(mask)][1:]
+        session.masks[which] = (mask, *_read(mask, *shape))
+    return session.masks[which][1:]
 
 
 def _read(mask: Any, texts: int, queries: int, keys: int) -> tuple[Visible, Any]:

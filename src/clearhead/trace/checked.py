@@ -163,8 +163,11 @@ def _check_whole(index: Index) -> None:
             raise ValueError(f"side {side.name!r} has a grid of {side.grid} and {lengths[side.name]} tokens")
     if len({(site.kind, site.layer) for site in index.sites}) != len(index.sites) or not index.sites:
         raise ValueError("layers are missing or named twice")
+    checked = {(check.kind, check.layer) for check in index.checks.sites}
     for site in index.sites:
         _check_site(site, index.model, lengths)
+        if site.kept == "measures" and (site.kind, site.layer) not in checked:
+            raise ValueError(f"{site} keeps measures only, and was not checked when it was recorded")
 
 
 def _check_site(site: Site, model: ModelFacts, lengths: dict[Any, int]) -> None:

@@ -1,7 +1,8 @@
 """What changed between two traces, head by head: another dtype, another version, another model of the same shape.
 
 By weights, the change of a row is the total variation distance of its weights, 1/2 sum |w - w'|: 0 if they are the
-same, 1 if no key has weight in both. A head's change is the mean over its rows. By a measure, it is the difference of
+same, 1 if no key has weight in both, 1/2 if it is empty in one. A head's change is the mean over the rows that see
+something in either. By a measure, it is the difference of
 the head's means, in the measure's own unit; the texts may then differ."""
 
 from __future__ import annotations
@@ -130,21 +131,23 @@ def _check_same_text(first: Trace, second: Trace) -> None:
 
 
 def _by_weights(first: Trace, second: Trace, site: Site, heads: list[int]) -> list[Change]:
-    total, count = np.zeros(len(heads)), 0
+    total, count = np.zeros(len(heads)), np.zeros(len(heads))
     largest, where = np.full(len(heads), -1.0), [(0, 0)] * len(heads)
     step = max(1, BLOCK_CELLS // site.keys)
     for text in range(first.texts):
         for place, head in enumerate(heads):
             one, other = (trace.weights(site.layer, head, kind=site.kind, text=text) for trace in (first, second))
+            seen = ~(np.isneginf(one.logsumexp64[0]) & np.isneginf(other.logsumexp64[0]))
+            count[place] += seen.sum()
             for start in range(0, site.queries, step):
                 rows = slice(start, min(start + step, site.queries))
                 distance = np.abs(one[0, rows] - other[0, rows]).sum(axis=-1, dtype=np.float64) / 2
                 total[place] += distance.sum()
                 if distance.max() > largest[place]:
                     largest[place], where[place] = distance.max(), (text, start + int(distance.argmax()))
-        count += site.queries
+    mean = total / np.maximum(count, 1)
     return [
-        Change(site.kind, site.layer, head, float(total[place] / count), float(largest[place]), row, text)
+        Change(site.kind, site.layer, head, float(mean[place]), float(largest[place]), row, text)
         for (place, head), (text, row) in zip(enumerate(heads), where, strict=True)
     ]
 

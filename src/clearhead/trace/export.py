@@ -19,7 +19,7 @@ from clearhead.trace.alignment import align, pharaoh
 from clearhead.trace.diff import numbers
 from clearhead.trace.errors import TraceError
 from clearhead.trace.format import Site
-from clearhead.trace.measured import IN_ORDER
+from clearhead.trace.measured import IN_ORDER, POSITIONS
 from clearhead.trace.reader import Trace
 from clearhead.trace.whole import whole_file
 
@@ -76,6 +76,11 @@ def write_weights(trace: Trace, path: Path, part: Part, progress: Progress | Non
 
     Raises TraceError where the weights of a layer do not fit into memory, before anything is written."""
     sites, text = part.sites(trace), part.text or 0
+    texts = max(len(trace.texts_of(site.query_side)) for site in sites)
+    if part.text is None and texts > 1:
+        raise TraceError(
+            f"the trace holds texts 0 to {texts - 1}, and a file of weights is of one: choose it, --text 0"
+        )
     largest = max(4 * len(part.heads_of(site)) * len(part.rows_of(site)) * site.keys for site in sites)
     free = memory.available()
     if free is not None and largest > free:
@@ -156,7 +161,8 @@ def _lines(trace: Trace, part: Part, progress: Progress | None) -> Iterator[dict
 
 def _of_heads(trace: Trace, site: Site, heads: Sequence[int], text: int) -> Iterator[dict[str, Any]]:
     found = trace.measures(site.layer, kind=site.kind, text=text)
-    means = {name: found.mean(name) for name in found if found.mean(name).shape == (site.heads,)}
+    names = [name for name in found if in_order(trace, site) or name not in (*POSITIONS, "far")]
+    means = {name: found.mean(name) for name in names}
     for head in heads:
         place = numbers(site).index(head)
         line: dict[str, Any] = {
@@ -169,9 +175,14 @@ def _of_heads(trace: Trace, site: Site, heads: Sequence[int], text: int) -> Iter
         yield line | {name: float(values[place]) for name, values in means.items()}
 
 
+def in_order(trace: Trace, site: Site) -> bool:
+    """Whether a site's keys are its queries, one after another: tokens of an image lie in rows and columns."""
+    return site.kind in IN_ORDER and site.queries == site.keys and trace.grid(site.kind, "key") is None
+
+
 def _of_rows(trace: Trace, site: Site, heads: Sequence[int], text: int, part: Part) -> Iterator[dict[str, Any]]:
     rows, tokens = part.rows_of(site), trace.side(site.kind, "query", text).text
-    names = ROW_MEASURES if site.kind in IN_ORDER and site.queries == site.keys else ROW_MEASURES[:2]
+    names = ROW_MEASURES if in_order(trace, site) else ROW_MEASURES[:2]
     for head in heads:
         weights = trace.weights(site.layer, head, kind=site.kind, text=text)
         values = {name: array[0] for name, array in weights.measure(*names).to_dict().items() if name in names}

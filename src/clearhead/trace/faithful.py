@@ -98,7 +98,8 @@ def look_at_rows(
             hidden = max(hidden, float(found[unseen].max()))
         empty = ~seen.any(axis=-1)
         sums = np.where(empty, 1 + found.sum(axis=-1), found.sum(axis=-1) + share[:, row])
-        worst = max(worst, float(np.abs(sums - 1).max()))
+        off = np.abs(sums - 1)
+        worst = max(worst, float(np.where(np.isnan(off), 1.0, off).max()))  # a sum that is no number is off by 1
         count += int((~np.broadcast_to(empty, len(found))).sum())
     return count, worst, hidden
 

@@ -296,6 +296,8 @@ def _read_index(path: Path) -> Index:
         what = what if path.exists() else "does not exist"
         for folder in (path, folder_for(path)):
             if (left := said(folder)) is not None:
+                if left.endswith("being written"):
+                    raise TraceError(f"{left}: it is no trace yet. Wait for it") from None
                 raise TraceError(
                     f"{left}: it is not a trace. `clearhead trace ... --continue` with the same model and text goes on "
                     f"with it, or remove it"

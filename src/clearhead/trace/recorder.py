@@ -65,8 +65,8 @@ class Recorder:
     def __init__(self, into: Into, keeping: Keeping, once: bool, progress: Callable[[Attention], None] | None) -> None:
         """``once`` : each attention runs once, and is kept as soon as it has."""
         self.into, self.keeping, self.once, self.progress = into, keeping, once, progress
-        self.gatherings: dict[int, Gathering] = {}
-        self.deviations: dict[int, float] = {}
+        self.gatherings: dict[Attention, Gathering] = {}
+        self.deviations: dict[Attention, float] = {}
         self.padding: dict[str, Bools | None] = {}  # by side
         self.sites: list[Site] = []
         self.checks: list[SiteCheck] = []
@@ -81,22 +81,23 @@ class Recorder:
             self.texts.setdefault(site.key_side, (1, site.keys))
 
     def hear(self, call: Call) -> None:
-        module = id(call.site.module)
-        if self.once and module in self.gatherings:
+        one = call.site
+        if self.once and one in self.gatherings:
             raise TraceError(
-                f"{call.site.kind} layer {call.site.layer} ran twice: one pass over whole texts was to be recorded"
+                f"{one.kind} layer {one.layer} ran twice: one pass over whole texts was to be recorded, in which each "
+                f"attention runs once"
             )
         there = self.keeping.measures_there(call.query.device.type)
-        gathering = self.gatherings.setdefault(module, Gathering(call.site, move=not there))
+        gathering = self.gatherings.setdefault(one, Gathering(one, move=not there))
         first = gathering.queries
         part = gathering.add(call)
-        self.deviations[module] = max(self.deviations.get(module, 0.0), check_output(part, first))
+        self.deviations[one] = max(self.deviations.get(one, 0.0), check_output(part, first))
         if self.once:
-            self.keep(module)
+            self.keep(one)
 
-    def keep(self, module: int) -> None:
+    def keep(self, one: Attention) -> None:
         """Keep what was gathered of one attention, and let go of it."""
-        gathering = self.gatherings[module]
+        gathering = self.gatherings[one]
         gathered = gathering.whole()
         texts, _, queries, _ = gathered.query.shape
         keys, kind = gathered.key.shape[2], gathering.site.kind
@@ -109,7 +110,7 @@ class Recorder:
         if kind == "cross":
             self._count("encoder", gathered.key.shape[0], keys)
         self._count(side, texts, queries)
-        site, arrays, check = keep(gathered, self.keeping, padding, self.deviations[module])
+        site, arrays, check = keep(gathered, self.keeping, padding, self.deviations[one])
         gathering.query, gathering.key, gathering.biases = [], [], []
         self.into.add(site, check, arrays)
         self.sites.append(site)
@@ -134,8 +135,8 @@ class Recorder:
         if session.wanted:  # unless an earlier run did all of it
             check_heard(session)
         if not self.once:
-            for module in self.gatherings:
-                self.keep(module)
+            for one in self.gatherings:
+                self.keep(one)
         sides = tuple(
             inputs.side(name, *self.texts[name], self.padding.get(name), tokenizer)  # type: ignore[arg-type]
             for name in self.texts
@@ -202,7 +203,7 @@ def check_heard(session: Session) -> None:
         raise TraceError(
             "the model did not run, or ran compiled or in another thread: nothing was heard. Run it inside the block"
         )
-    kinds = {one.kind for module, one in session.wanted.items() if module in session.heard}
+    kinds = {one.kind for one in session.heard}
     silent = [one for one in session.silent() if one.kind in kinds]
     if silent:
         raise TraceError(

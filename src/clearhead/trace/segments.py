@@ -120,15 +120,28 @@ def checked(segments: Mapping[str, Any], length: int | None = None) -> Segments:
 def named(segments: Segments, name: str) -> Ranges:
     """The ranges of a segment, or of all that are numbered under a name: "user" is "user 1", "user 2" ...
 
+    In order, and joined where they overlap, so that no token counts twice.
+
     Raises TraceError if there is none, saying which there are."""
     if name in segments:
-        return segments[name]
+        return _joined(segments[name])
     numbered = re.compile(re.escape(name) + r" \d+")
     found = [one for other, ranges in segments.items() if numbered.fullmatch(other) for one in ranges]
     if not found:
         known = ", ".join(segments) or "none: mark them with trace.mark(...), or give segments="
         raise TraceError(f"there is no segment {name!r}; there are {known}")
-    return tuple(sorted(found))
+    return _joined(found)
+
+
+def _joined(ranges: Sequence[tuple[int, int]]) -> Ranges:
+    """Ranges in order, those that touch or overlap as one; empty ones left out."""
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(one for one in ranges if one[0] < one[1]):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(stop, found[-1][1]))
+        else:
+            found.append((start, stop))
+    return tuple(found)
 
 
 def _numbered(spans: Any) -> Segments:

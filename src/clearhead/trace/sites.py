@@ -22,7 +22,7 @@ _CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec", re.IGNORECASE)
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """One attention module of a model: what it stands for, and where in the model it is."""
+    """One attention of a model: what it stands for, and the module that does it, of which several may share one."""
 
     kind: Kind
     layer: int
@@ -123,11 +123,23 @@ def _is_cross(path: str, module: Any) -> bool:
 
 
 def _numbered(kind: Kind, modules: list[tuple[str, Any]]) -> Iterator[Attention]:
-    """Layers by the numbers that modules have themselves, if each has its own, else in the model's order."""
+    """Layers by the numbers that modules have themselves, if each has its own, else in the order in which they run."""
     own = [module.layer_idx for _, module in modules if type(getattr(module, "layer_idx", None)) is int]
-    numbers = own if len(set(own)) == len(modules) else range(len(modules))
-    for number, (path, module) in zip(numbers, modules, strict=True):
-        yield Attention(kind, number, path, module)
+    order = _order(getattr(modules[0][1], "config", None), len(modules))
+    numbers = own if len(set(own)) == len(modules) == len(order) else range(len(order))
+    for number, place in zip(numbers, order, strict=True):
+        yield Attention(kind, number, *modules[place])
+
+
+def _order(config: Any, modules: int) -> list[int]:
+    """Which of the modules runs as which layer: each once, but in models whose layers share them (ALBERT).
+
+    Those have groups of modules, and each group is run for as many layers in a row as share it."""
+    layers, groups = (getattr(config, name, None) for name in ("num_hidden_layers", "num_hidden_groups"))
+    if not layers or not groups or modules % groups:
+        return list(range(modules))
+    inner = modules // groups
+    return [int(layer / (layers / groups)) * inner + one for layer in range(layers) for one in range(inner)]
 
 
 def _deaf(network: Any, heard: list[str]) -> Iterator[str]:
