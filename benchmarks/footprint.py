@@ -38,17 +38,17 @@ def _measure_here(name: str, workload: Workload, threads: int) -> dict[str, Any]
     peer.set_threads(threads)
     peer.prepare(replace(workload, tokens=256, dim=workload.dim // 2))()
     call = peer.prepare(workload)
-    _give_back()
-    _reset_peak()
-    before, start = _status("VmRSS"), time.perf_counter()
+    give_back()
+    reset_peak()
+    before, start = status("VmRSS"), time.perf_counter()
     result = call()
     seconds = time.perf_counter() - start
-    beyond = _status("VmHWM") - before - workload.output_nbytes
+    beyond = status("VmHWM") - before - workload.output_nbytes
     del result
     return {"bytes": max(0, beyond), "seconds": seconds}
 
 
-def _give_back() -> None:
+def give_back() -> None:
     """Return freed memory to the system: what the call could reuse unseen would otherwise not count as its own."""
     gc.collect()
     library = ctypes.CDLL(None)
@@ -56,12 +56,12 @@ def _give_back() -> None:
         library.malloc_trim(0)
 
 
-def _reset_peak() -> None:
+def reset_peak() -> None:
     """Set VmHWM back to what is held now (Linux, ``man 5 proc_pid_clear_refs``)."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def _status(field: str) -> int:
+def status(field: str) -> int:
     """A line of /proc/self/status, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):

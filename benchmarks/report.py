@@ -46,17 +46,17 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def between_marks(text: str, figures: str) -> str:
+def between_marks(text: str, figures: str, first: str = BEGIN, last: str = END) -> str:
     """The text with its part between the marks replaced.
 
     >>> between_marks(f"a {BEGIN} old {END} b", "new").replace("\\n", "|")
     'a <!-- figures:begin -->|new|<!-- figures:end --> b'
     """
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = text.partition(first)
+    _, end, after = rest.partition(last)
     if not begin or not end:
-        raise ValueError(f"the text has no {BEGIN} followed by {END}")
-    return f"{before}{BEGIN}\n{figures}\n{END}{after}"
+        raise ValueError(f"the text has no {first} followed by {last}")
+    return f"{before}{first}\n{figures}\n{last}{after}"
 
 
 def replace(file: Path, text: str) -> None:
