@@ -73,7 +73,7 @@ def test_padding_is_marked_and_sees_nothing(family: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "bert", "t5", "whisper", "clip"])
+@pytest.mark.parametrize("family", TRACED)
 def test_sixteen_bits(family: str, dtype: torch.dtype) -> None:
     """Outputs to the bit; weights as near to eager's as eager's own rounding of scores lets them be."""
     model, inputs = tiny_models.build(family).to(dtype), tiny_models.inputs(family)

@@ -151,6 +151,11 @@ def test_the_first_token_as_a_sink(model: Any) -> None:
     position = np.arange(40)[:, None] - np.arange(40)
     without = (dense * position)[:, :, 1:].sum(axis=-1).mean(axis=-1)
     assert found.mean("far") == pytest.approx(without, abs=1e-5)  # and where a head looks besides
+    rest = np.asarray(trace.weights_without(1, layer=2), np.float64)
+    shares = dense[:, 1:, 1:] / dense[:, 1:, 1:].sum(axis=-1, keepdims=True)
+    assert np.abs(rest[:, 1:, 1:] - shares).max() < 1e-5  # what is left, with rows that sum to 1
+    assert not rest[:, :, 0].any()
+    assert not rest[:, 0].any()  # the first row saw nothing else
 
 
 @pytest.mark.parametrize("family", ["llama", "bert", "gemma2"])

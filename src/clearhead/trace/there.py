@@ -51,7 +51,8 @@ def measure_there(
         mass = weights.sum(dim=-1)
         share = 0 if sinks is None else (sinks.float()[:, None] - logsumexp[..., 0]).exp()
         alive = sees.any(dim=-1).expand(heads, -1)
-        row_sum = max(row_sum, float(torch.where(alive, (mass + share - 1).abs(), 0).max()))
+        off = (mass + share - 1).abs().nan_to_num(nan=1.0)  # a sum that is no number is off by 1
+        row_sum = max(row_sum, float(torch.where(alive, off, 0).max()))
         if site.causal:
             ahead = max(ahead, float(weights.masked_fill(place <= rows[:, None], 0).max()))
         logarithm = torch.where(weights > 0, score - logsumexp, 0)
