@@ -43,6 +43,7 @@ def draw(
     path: str | PathLike[str],
     *,
     tokens: Sequence[str] | int,
+    keys: Sequence[str] | int | None = None,
     title: str = "",
     size: int = 900,
 ) -> Path:
@@ -55,6 +56,8 @@ def draw(
         size.
     tokens : sequence of str, or int
         The text's tokens, or how many there are. Up to 64 stand beside the axes; longer texts show positions.
+    keys : sequence of str, or int, optional
+        Those of the keys where queries look at another text than their own; ``tokens`` are then the queries'.
     size : int
         Width of the picture in pixels; it is nearly square. (An SVG has the same proportions.)
 
@@ -69,12 +72,12 @@ def draw(
     """
     path = Path(path)
     rows = np.asarray(map, np.float64)
-    count = tokens if isinstance(tokens, int) else len(tokens)
+    sides = [tokens, tokens if keys is None else keys]
+    counts = [side if isinstance(side, int) else len(side) for side in sides]
     _check(rows, path, size)
-    figure, axes = _figure(rows, size, count)
-    _show(figure, axes, rows, count)
-    named = [] if isinstance(tokens, int) else list(tokens)
-    _label(axes, named, rows.shape, count)
+    figure, axes = _figure(rows, size, max(counts))
+    _show(figure, axes, rows, counts)
+    _label(axes, [[] if isinstance(side, int) else list(side) for side in sides], counts)
     axes.set_title(title, loc="left", fontsize=11.5, color=INK, pad=12)
     _save(figure, path)
     return path
@@ -136,7 +139,7 @@ def _shares(cells: int, side: int) -> NDArray[np.float64]:
     return np.asarray(np.maximum(covered, 0) * (side / cells))
 
 
-def _show(figure: Figure, axes: Axes, rows: NDArray[np.float64], tokens: int) -> None:
+def _show(figure: Figure, axes: Axes, rows: NDArray[np.float64], counts: list[int]) -> None:
     from matplotlib.colors import LogNorm
     from matplotlib.ticker import FuncFormatter
 
@@ -147,7 +150,7 @@ def _show(figure: Figure, axes: Axes, rows: NDArray[np.float64], tokens: int) ->
         cmap=_colours(),
         norm=LogNorm(vmin=_floor(rows), vmax=top, clip=True) if top > 0 else None,
         interpolation="nearest",
-        extent=(-0.5, tokens - 0.5, tokens - 0.5, -0.5),
+        extent=(-0.5, counts[1] - 0.5, counts[0] - 0.5, -0.5),
         aspect="auto",
     )
     axes.set_facecolor(HIDDEN)
@@ -173,26 +176,25 @@ def _colours() -> Any:
     return LinearSegmentedColormap.from_list("clearhead", stops, N=512).with_extremes(bad=HIDDEN)
 
 
-def _label(axes: Axes, tokens: list[str], shape: tuple[int, ...], count: int) -> None:
+def _label(axes: Axes, tokens: list[list[str]], counts: list[int]) -> None:
+    """Names of queries and keys, and of the tokens of each where there is room, else their numbers."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.set_xlabel("key", color=INK, fontsize=11)
     axes.set_ylabel("query", color=INK, fontsize=11)
-    left, _, _, bottom = _margin(count)
+    left, _, _, bottom = _margin(max(counts))
     box = axes.get_window_extent()
     axes.xaxis.set_label_coords(0.5, -(bottom - 22) / box.height)
     axes.yaxis.set_label_coords(-(left - 22) / box.width, 0.5)
     axes.tick_params(length=3, color=FAINT, labelcolor=INK, labelsize=8.5)
     for side in axes.spines.values():
         side.set_visible(False)
-    if tokens and count <= MOST_NAMED:
-        names = [readable(token) for token in tokens]
-        points = min(9.0, 0.62 * box.height / count)
-        axes.set_xticks(range(count), names, rotation=90, fontsize=points)
-        axes.set_yticks(range(count), names, fontsize=points)
-        axes.tick_params(length=0, pad=3)
-        return
-    for axis in (axes.xaxis, axes.yaxis):
+    for axis, named, count, turned in zip((axes.yaxis, axes.xaxis), tokens, counts, (0, 90), strict=True):
+        if named and max(counts) <= MOST_NAMED:
+            points = min(9.0, 0.62 * box.height / count)
+            axis.set_ticks(range(count), [readable(token) for token in named], rotation=turned, fontsize=points)
+            axis.set_tick_params(length=0, pad=3)
+            continue
         axis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{int(value):,}"))
 

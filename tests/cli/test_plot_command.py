@@ -11,12 +11,14 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import stacks
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import Image
 
 from clearhead.picture import SMALLEST, draw, readable, resolution, spread
+from clearhead.trace import Trace
 
 Run = Callable[..., Any]
 
@@ -41,6 +43,31 @@ def test_an_svg_names_its_axes(recorded: Path, tmp_path: Path, run: Run) -> None
     assert ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
     words = path.read_text()
     assert all(f"<!-- {word} -->" in words for word in ("query", "key", "mean weight", "cat"))
+
+
+def test_cross_attention_names_the_tokens_of_both(tmp_path: Path, run: Run) -> None:
+    stacks.save(tmp_path / "t")
+    path = tmp_path / "head.svg"
+    words = ("plot", tmp_path / "t", "--layer", 1, "--head", 2, "-o", path)
+    assert run(*words, "--kind", "cross", "--text", 1).exit_code == 0
+    drawn = path.read_text()
+    assert all(f"<!-- {word} -->" in drawn for word in ("das", "klein", "house", "!"))
+    assert "cross layer 1, head 2" in drawn
+    result = run(*words)
+    assert result.exit_code == 2
+    assert "this trace holds encoder, decoder, cross: say which" in result.stderr
+    assert "there is no text 2" in run(*words, "--kind", "cross", "--text", 2).stderr
+
+
+def test_a_trace_of_measures_has_the_map_that_was_recorded(
+    model: Path, text: Path, recorded: Path, tmp_path: Path, run: Run
+) -> None:
+    small = tmp_path / "small"
+    assert run("trace", model, "--text", text, "--measures-only", "--heads", "1,3", "-o", small).exit_code == 0
+    found = Trace.open(small).map(2, 3, 500)
+    assert found == pytest.approx(np.asarray(Trace.open(recorded).weights(2, 3)[0]), abs=1e-6)  # 37 tokens fit
+    assert run("plot", small, "--layer", 2, "--head", 3, "-o", tmp_path / "x.png").exit_code == 0
+    assert "has heads 1, 3, there is no head 2" in run("plot", small, "--layer", 2, "--head", 2, "-o", "x.png").stderr
 
 
 @pytest.mark.parametrize(

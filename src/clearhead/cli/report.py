@@ -70,10 +70,10 @@ def report(
     console.print()
     show_strongest(console, found)
     best = found.strongest[-2].head
-    if found.trace.kinds == ("self",) and found.trace.facts(best.layer).kept == "all":
-        console.print(
-            f"\nNext: clearhead plot {trace} --layer {best.layer} --head {best.head} -o head.png", soft_wrap=True
-        )
+    which = f"--layer {best.layer} --head {best.head}"
+    which += f" --kind {best.kind}" if len(found.trace.kinds) > 1 else ""
+    which += f" --text {text}" if text else ""
+    console.print(f"\nNext: clearhead plot {trace} {which} -o head.png", soft_wrap=True)
 
 
 def measure(trace: Trace, kind: str | None = None, text: int = 0, without: int = 0) -> Report:

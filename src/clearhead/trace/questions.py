@@ -131,6 +131,22 @@ class Questions:
             )
         return rollout(layers, rows, residual=residual)
 
+    def map(self, layer: int, head: int, cells: int, kind: str | None = None, text: int = 0) -> NDArray[Any]:
+        """A head's weights, pooled to at most so many rows and columns: their means, as of ``weights.pooled``.
+
+        Of a trace of measures it is the map that was recorded, 64 x 64 at most.
+
+        >>> import clearhead as ch
+        >>> ch.from_attentions([np.full((1, 1, 4, 4), 0.25)]).map(0, 0, 2).tolist()
+        [[0.25, 0.25], [0.25, 0.25]]
+        """
+        trace = _trace(self)
+        site = trace.facts(layer, kind)
+        if site.kept == "measures":
+            place = trace.place_of(site, head)
+            return np.asarray(trace.measures(layer, kind=site.kind, text=text).pooled[place])
+        return np.asarray(trace.weights(layer, head, kind=site.kind, text=text).pooled(cells, cells)[0])
+
     def alignment(
         self,
         layer: int | None = None,

@@ -181,7 +181,7 @@ class Trace(Questions):
                 f"the trace{self._where()} was recorded with measures only: {site} has no queries and keys to compute "
                 f"weights from. trace.measures({layer}) has what was measured; record it anew without measures-only"
             )
-        place = None if head is None else self._place(site, head)
+        place = None if head is None else self.place_of(site, head)
         return site_weights(site, self.arrays(layer, site.kind), text, place, without=without)
 
     def measures(self, layer: int, kind: str | None = None, text: int = 0) -> SiteMeasures:
@@ -249,8 +249,8 @@ class Trace(Questions):
             raise TraceError(f"the trace holds texts 0 to {count - 1}, there is no text {text}")
         return text
 
-    def _place(self, site: Site, head: int) -> int:
-        """Where a head stands among those that are kept."""
+    def place_of(self, site: Site, head: int) -> int:
+        """Where a head stands among those that are kept of a site. Raises TraceError if it is none of them."""
         numbers = site.numbers or tuple(range(site.heads))
         if head not in numbers:
             held = f"heads 0 to {site.heads - 1}" if not site.numbers else f"heads {', '.join(map(str, numbers))}"
