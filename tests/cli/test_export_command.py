@@ -154,6 +154,10 @@ def test_alignments(tmp_path: Path, run: Run) -> None:
         (["-o", "x.npz", "--text", "4"], 1, "the trace holds texts 0 to 0, there is no text 4"),
         (["-o", "x.csv", "--rows", "7-3"], 2, "runs backwards"),
         (["-o", "x.align", "--step", "next"], 2, "output or input"),
+        (["-o", "x.align", "--rows", "1"], 2, "alignments are of whole texts, by cross attention"),
+        (["-o", "x.align", "--kind", "self"], 2, "alignments are of whole texts, by cross attention"),
+        (["-o", "x.npz", "--words"], 2, "x.npz holds weights: this is about alignments"),
+        (["-o", "x.csv", "--step", "input"], 2, "x.csv holds measures: this is about alignments"),
         ([], 2, "Missing option"),
     ],
 )

@@ -6,7 +6,9 @@ import json
 
 import numpy as np
 import pytest
+import tiny_models
 
+import clearhead as ch
 from clearhead import from_attentions
 from clearhead.trace import Trace, TraceError, summarize
 from clearhead.trace.report import UNITS
@@ -109,3 +111,10 @@ def test_hf_2975_examples_can_leave_the_first_tokens_out(recorded: Trace) -> Non
             row = recorded.weights(strongest.head.layer, strongest.head.head)[0, example.query].astype(np.float64)
             for key, _, weight in example.keys:
                 assert weight == pytest.approx(row[key] / row[2:].sum(), abs=1e-6)
+
+
+def test_a_trace_of_measures_has_no_examples_to_leave_tokens_out_of() -> None:
+    trace = ch.trace(tiny_models.build("llama"), tiny_models.inputs("llama"), only_measures=True)
+    assert all(strongest.examples == () for strongest in summarize(trace).strongest)
+    with pytest.raises(TraceError, match="recorded with measures only: it has no examples to leave first keys out of"):
+        summarize(trace, without=1)

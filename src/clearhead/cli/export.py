@@ -42,6 +42,12 @@ def export(
     kept = way(output)
     if step not in ("output", "input"):
         raise typer.BadParameter(f"{step!r}: output or input", param_hint="'--step'")
+    if kept == "alignments" and (rows is not None or kind not in (None, "cross")):
+        given = "'--rows'" if rows is not None else "'--kind'"
+        raise typer.BadParameter("alignments are of whole texts, by cross attention", param_hint=given)
+    if kept != "alignments" and (words or step != "output"):
+        given = "'--words'" if words else "'--step'"
+        raise typer.BadParameter(f"{output} holds {kept}: this is about alignments", param_hint=given)
     part = Part(kind, parse_layers(layers), parse_layers(heads, "--heads"), parse_layers(rows, "--rows"), text)
     found = Trace.open(trace)
     if kept == "alignments":

@@ -28,8 +28,8 @@ Arrays = dict[str, NDArray[Any]]
 @dataclass(frozen=True)
 class Keeping:
     """What to keep of a site. heads : their numbers, None for all; store : the dtype of queries and keys, None for the
-    model's own; only_measures : keep no queries and keys; there : where only measures are kept, measure on the model's
-    own device, None for devices other than the CPU."""
+    model's own, which is kept where it has 16 bits already; only_measures : keep no queries and keys; there : where
+    only measures are kept, measure on the model's own device, None for devices other than the CPU."""
 
     heads: Collection[int] | None = None
     store: Store | None = None

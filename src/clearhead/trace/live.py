@@ -68,7 +68,7 @@ def trace(
         Which to record, None for all. Kinds are "self" in models of one stack, else "encoder", "decoder", "cross",
         "text", "vision", "audio".
     store : "float16" or "bfloat16", optional
-        The dtype of queries and keys; the model's own when None.
+        The dtype of queries and keys; the model's own when None, and where that has 16 bits already.
     only_measures : bool
         Keep no queries and keys, but what was measured: some 16 kB a head.
 

@@ -135,9 +135,11 @@ def summarize(
     kind : of attention, all when None; without : how many first keys the examples leave out, whose weights then sum
     to 1 over the others (the measures do not change).
 
-    Raises TraceError if no row of the trace sees anything.
+    Raises TraceError if no row of the trace sees anything, or ``without`` is given where there are no examples.
     """
     sites = trace.sites if kind is None else trace.sites_of(kind)
+    if without and all(site.kept == "measures" for site in sites):
+        raise TraceError("the trace was recorded with measures only: it has no examples to leave first keys out of")
     heads: list[Head] = []
     for site in sites:
         heads += measure_site(trace, site, text)
