@@ -39,6 +39,13 @@ def test_stacks_batches_and_segments(tmp_path: Path, run: Run) -> None:
     assert [line.split()[0] for line in said.splitlines() if " × " in line][1:] == ["encoder", "decoder", "cross"]
 
 
+def test_what_is_missing_is_one_line_a_kind(model: Path, text: Path, tmp_path: Path, run: Run) -> None:
+    assert run("trace", model, "--text", text, "--layers", "0", "-o", tmp_path / "t").exit_code == 0
+    for command in ("info", "check"):
+        said = run(command, tmp_path / "t").stdout.splitlines()
+        assert [line for line in said if line.startswith("Not recorded")] == ["Not recorded: self layers 1-2"]
+
+
 def test_json(recorded: Path, run: Run) -> None:
     data = json.loads(run("info", recorded, "--json").stdout)
     assert data["model"]["name"] == "tiny"

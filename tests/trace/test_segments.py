@@ -134,6 +134,9 @@ def test_tokens_of_overlapping_ranges_count_once() -> None:
     given = {"a": [(0, 3), (1, 4), (4, 4)], "b 1": (2, 5), "b 2": (3, 6), "all": (0, 6)}
     assert trace.between("all", "a", segments=given)[0, 0] == pytest.approx(4 / 6)
     assert trace.between("all", "b", segments=given)[0, 0] == pytest.approx(4 / 6)
+    places = np.arange(7)
+    given = {"a": (places[0], places[4]), "all": [places[[0, 6]]]}  # whole numbers of NumPy's
+    assert trace.between("all", "a", segments=given)[0, 0] == pytest.approx(4 / 6)
     assert segments.named({"a": ((3, 5), (0, 2), (1, 4))}, "a") == ((0, 5),)
 
 
@@ -221,6 +224,9 @@ def test_segments_that_are_damaged(content: str, words: str, copied: Path) -> No
         ),
         (lambda t: t.mark({"x": (3, 2)}), r"segment 'x' has the range \(3, 2\): give \(start, stop\), half-open"),
         (lambda t: t.mark({"x": [(0, 1, 2)]}), "segment 'x' has the range"),
+        (lambda t: t.mark({"x": 5}), r"segment 'x' has the range 5: give \(start, stop\)"),
+        (lambda t: t.mark({"x": "all"}), "segment 'x' has the range all: give"),
+        (lambda t: t.mark({"x": (0.0, 1.0)}), "segment 'x' has the range 0.0: give"),
         (lambda t: t.mark({"x": (0, 1)}, side="other"), "this trace has no side 'other', only self"),
         (lambda t: t.mark({"x": (0, 1)}, text=3), "the trace holds texts 0 to 0, there is no text 3"),
     ],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clearhead.cli.console import print_json, stdout, waiting
+from clearhead.cli.words import together
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,6 +54,6 @@ def show(console: Console, checks: Checks) -> None:
         f"\n{rows:,} rows of {len(checks.sites)} attentions looked at. Sums may be off by 1e-5; hidden keys have no "
         f"weight; outputs were compared with the model's own when the trace was recorded."
     )
-    for what in checks.missing:
+    for what in together(checks.missing):
         console.print(f"Not recorded: {what}", soft_wrap=True)
     console.print("passed" if checks.passed else "FAILED", style="bold green" if checks.passed else "bold red")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.cli.console import print_json, stdout
+from clearhead.cli.words import ranges, together
 from clearhead.memory import written
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def show(console: Console, trace: Trace) -> None:
             f"When recorded: rows sum to 1 within {worst.row_sum:.1g}, "
             + ("nothing hidden has weight." if checks.passed else "and not all is well: see clearhead check.")
         )
-    for what in checks.missing:
+    for what in together(checks.missing):
         console.print(f"Not recorded: {what}", soft_wrap=True)
     for side in trace.side_names:
         for number in range(len(trace.texts_of(side))):
@@ -106,18 +107,3 @@ def _alike(trace: Trace, kind: str) -> list[tuple[tuple[str, ...], list[int]]]:
         alike = (heads, f"{site.queries:,} × {site.keys:,}", str(site.dim), site.dtype, mask, site.kept)
         found.setdefault(alike, []).append(site.layer)
     return list(found.items())
-
-
-def ranges(values: list[int]) -> str:
-    """Numbers as people write them.
-
-    >>> ranges([0, 1, 2, 5, 7, 8])
-    '0-2, 5, 7-8'
-    """
-    runs: list[list[int]] = []
-    for value in sorted(values):
-        if runs and value == runs[-1][-1] + 1:
-            runs[-1].append(value)
-        else:
-            runs.append([value])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -153,7 +153,8 @@ def record_trace(model: Model, tokens: Tokens, folder: Path, chosen: Chosen | No
     size, memory = plans.estimate(model, count, chosen.layers, keeping), plans.estimate_memory(model, count)
     stderr().print(
         f"{model.name}: {every if chosen.layers is None else len(chosen.layers)} of {every} layers, "
-        f"{len(tokens):,} tokens: the trace will take about {written(size)}, reading it {written(memory)} of memory",
+        f"{len(tokens):,} token{'s' * (len(tokens) != 1)}: the trace will take about {written(size)}, "
+        f"reading it {written(memory)} of memory",
         soft_wrap=True,
     )
     check_space(folder, size)

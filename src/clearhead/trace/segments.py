@@ -11,7 +11,7 @@ white space, and one with no place in the text (``<s>``) to none.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -108,13 +108,23 @@ def checked(segments: Mapping[str, Any], length: int | None = None) -> Segments:
     Raises TraceError, naming the segment, for what is no range or lies beyond ``length``."""
     found: Segments = {}
     for name, given in segments.items():
-        ranges = [given] if len(given) == 2 and all(isinstance(number, int) for number in given) else list(given)
+        ranges = [given] if _is_range(given) or not isinstance(given, Iterable) or isinstance(given, str) else given
         for one in ranges:
-            if len(one) != 2 or not 0 <= one[0] <= one[1] or (length is not None and one[1] > length):
+            if not _is_range(one) or not 0 <= one[0] <= one[1] or (length is not None and one[1] > length):
                 limit = "" if length is None else f" within the {length:,} tokens"
-                raise TraceError(f"segment {name!r} has the range {tuple(one)}: give (start, stop), half-open,{limit}")
+                shown = tuple(one) if isinstance(one, list | tuple) else one
+                raise TraceError(f"segment {name!r} has the range {shown}: give (start, stop), half-open,{limit}")
         found[str(name)] = tuple((int(start), int(stop)) for start, stop in ranges)
     return found
+
+
+def _is_range(given: Any) -> bool:
+    """Whether it is two whole numbers, Python's or NumPy's."""
+    return (
+        isinstance(given, Sequence | np.ndarray)
+        and len(given) == 2
+        and all(isinstance(number, int | np.integer) for number in given)
+    )
 
 
 def named(segments: Segments, name: str) -> Ranges:
