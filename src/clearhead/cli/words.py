@@ -1,4 +1,4 @@
-"""Tokens as a terminal can show them."""
+"""Tokens and ranges of numbers as a terminal can show them."""
 
 from __future__ import annotations
 
