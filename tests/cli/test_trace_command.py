@@ -112,6 +112,25 @@ def test_of_a_text_that_is_too_long_the_beginning_is_read(model: Path, text: Pat
     )
 
 
+@pytest.mark.parametrize(
+    ("family", "options", "words"),
+    [
+        ("clip", [], "is a clip model, which does not read text alone: trace it in Python, with whatever it reads"),
+        ("vit", [], "is a vit model, which does not read text alone"),
+        ("whisper", ["--generate", "3"], "is a whisper model, which does not write text after text"),
+        ("bert", ["--generate", "3"], "is a bert model, which does not write text after text"),
+        ("xlnet", [], "does not run its attention through transformers' AttentionInterface"),
+    ],
+)
+def test_models_that_do_not_read_text_alone(
+    family: str, options: list[str], words: str, text: Path, tmp_path: Path, run: Run
+) -> None:
+    text.write_text("the cat sat")
+    folder = tiny_models.save(tmp_path / "models" / family, family)
+    failed(run("trace", folder, "--text", text, "-o", tmp_path / "t", *options), words)
+    assert left(tmp_path) == ["models"]
+
+
 def test_what_is_not_a_trace_is_not_overwritten(model: Path, text: Path, tmp_path: Path, run: Run) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter").write_text("years of work")

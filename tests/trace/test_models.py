@@ -73,7 +73,7 @@ def test_models_that_write(folder: Path, tmp_path: Path) -> None:
     for family, kind in (("bart", "BartForConditionalGeneration"), ("bert", None)):
         path = str(tiny_models.save(tmp_path / family, family))
         if kind is None:
-            with pytest.raises(TraceError, match="bert is a bert model, which reads and does not write"):
+            with pytest.raises(TraceError, match="bert is a bert model, which does not write text after text"):
                 load(path, writing=True)
         else:
             assert type(load(path, writing=True).network).__name__ == kind

@@ -32,7 +32,7 @@ class Model:
     @property
     def context(self) -> int:
         """The longest text that the model was made for, in tokens; 0 where it does not say."""
-        return int(getattr(self.config, "max_position_embeddings", 0) or 0)
+        return max(0, int(getattr(self.config, "max_position_embeddings", 0) or 0))
 
 
 def find(name: str) -> Path:
@@ -98,7 +98,7 @@ def _writer(transformers: Any, name: str, folder: Path, options: dict[str, Any])
         getattr(config, "is_decoder", False) or type(config) not in transformers.AutoModelForMaskedLM._model_mapping
     ):
         return transformers.AutoModelForCausalLM
-    raise TraceError(f"{name} is a {config.model_type} model, which reads and does not write")
+    raise TraceError(f"{name} is a {config.model_type} model, which does not write text after text")
 
 
 def _check_complete(folder: Path, found: dict[str, Any]) -> None:

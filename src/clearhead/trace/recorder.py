@@ -222,7 +222,7 @@ def model_facts(network: Any, name: str, session: Session) -> ModelFacts:
         name=name,
         type=config.model_type,
         layers=1 + max(one.layer for one in session.attentions.heard),
-        context=int(getattr(config.get_text_config(), "max_position_embeddings", 0) or 0),
+        context=max(0, int(getattr(config.get_text_config(), "max_position_embeddings", 0) or 0)),
         dtype=str(network.dtype).removeprefix("torch."),
         attention=session.implementation or str(config.get_text_config()._attn_implementation),
         transformers=transformers.__version__,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Collection
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from clearhead import memory
 from clearhead.trace.errors import TraceError
@@ -17,6 +19,8 @@ from clearhead.trace.reader import Trace
 from clearhead.trace.recorder import recording
 from clearhead.trace.sites import check_kinds, find_attentions
 from clearhead.trace.writer import check_space, writing
+
+OTHER_INPUTS = {"pixel_values", "input_features", "input_values"}  # images, sound
 
 
 def record(
@@ -72,13 +76,30 @@ def record(
         torch.inference_mode(),
         quiet(),
     ):
-        ids = torch.tensor([tokens.ids], device=model.network.device)
+        _run(model, torch.tensor([tokens.ids], device=model.network.device), write)
+    return Trace.open(path)
+
+
+def _run(model: Model, ids: Any, write: int) -> None:
+    """Let the model read the tokens (1, n), and write. Raises TraceError for one that reads more than text."""
+    import torch
+
+    network = model.network
+    try:
         if write:
             mask = torch.ones_like(ids)
-            model.network.generate(ids, attention_mask=mask, max_new_tokens=write, do_sample=False, num_beams=1)
+            network.generate(ids, attention_mask=mask, max_new_tokens=write, do_sample=False, num_beams=1)
         else:
-            model.network(input_ids=ids, use_cache=False)
-    return Trace.open(path)
+            network(input_ids=ids, use_cache=False)
+    except TraceError:
+        raise
+    except (AttributeError, TypeError, ValueError) as error:
+        if not OTHER_INPUTS & set(inspect.signature(network.forward).parameters):
+            raise
+        raise TraceError(
+            f"{model.name} is a {network.config.model_type} model, which does not read text alone: trace it in Python, "
+            f"with whatever it reads: clearhead.trace(model, inputs)"
+        ) from error
 
 
 def check_writes(model: Model, write: int) -> None:
