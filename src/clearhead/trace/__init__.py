@@ -19,7 +19,7 @@
     format.py, checked.py,       what lies on disk; JSON and files checked before anything is believed
       holding.py
     recompute.py                 from what is kept of a site to its weights
-    reader.py                    Trace: opened by mapping it into memory
+    opening.py, reader.py        Trace: opened by mapping it into memory
     questions.py                 what else a trace can be asked, each by a file of its own
       segments.py, marks.py,       parts of a text by name, and how they look at each other
         between.py

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from os import PathLike
 from pathlib import Path
@@ -11,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from clearhead.trace import format as layout
-from clearhead.trace.checked import from_json
 from clearhead.trace.errors import TraceError
 from clearhead.trace.format import Checks, Index, ModelFacts, Side, Site, SiteCheck, Tokens
 from clearhead.trace.holding import check_holding
 from clearhead.trace.measured import SiteMeasures
+from clearhead.trace.opening import read_index
 from clearhead.trace.questions import Questions
 from clearhead.trace.recompute import site_visible, site_weights
 from clearhead.trace.tensors import read_header, read_tensors, write_tensors
-from clearhead.trace.unfinished import folder_for, said
 
 if TYPE_CHECKING:
     from clearhead.weights import AttentionWeights
@@ -49,7 +47,7 @@ class Trace(Questions):
         Raises TraceError, saying what is wrong, where the folder is no trace, was cut short, or is of a newer
         format."""
         path = Path(path)
-        trace = cls(_read_index(path), path)
+        trace = cls(read_index(path), path)
         for site in trace.sites:
             file = trace._file(site)
             entries = {name: (entry.dtype, entry.shape) for name, entry in read_header(file).items()}
@@ -277,32 +275,3 @@ class Trace(Questions):
 
 
 _SHARED = ("sinks",)  # by all texts
-
-
-def is_trace(path: Path) -> bool:
-    """Whether a folder is a trace of Clearhead's, of any version, damaged or not: it may be replaced."""
-    try:
-        return bool(json.loads((path / layout.INDEX).read_bytes())["format"] == layout.FORMAT)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return False
-
-
-def _read_index(path: Path) -> Index:
-    where = path / layout.INDEX
-    try:
-        data = json.loads(where.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        what = "is not a trace: it has no trace.json" if path.is_dir() else "is not a folder with a trace"
-        what = what if path.exists() else "does not exist"
-        for folder in (path, folder_for(path)):
-            if (left := said(folder)) is not None:
-                if left.endswith("being written"):
-                    raise TraceError(f"{left}: it is no trace yet. Wait for it") from None
-                raise TraceError(
-                    f"{left}: it is not a trace. `clearhead trace ... --continue` with the same model and text goes on "
-                    f"with it, or remove it"
-                ) from None
-        raise TraceError(f"{path} {what}. `clearhead trace MODEL --text FILE -o DIR` records one") from None
-    except (ValueError, RecursionError):
-        raise TraceError(f"{where} is cut short or not JSON: record the trace again") from None
-    return from_json(data, str(where))

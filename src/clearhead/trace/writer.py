@@ -17,7 +17,7 @@ from clearhead.memory import written
 from clearhead.trace import format as layout
 from clearhead.trace.errors import TraceError
 from clearhead.trace.format import Index, Site, SiteCheck
-from clearhead.trace.reader import is_trace
+from clearhead.trace.opening import is_trace
 from clearhead.trace.tensors import write_tensors
 from clearhead.trace.unfinished import INDEX as UNFINISHED
 from clearhead.trace.unfinished import LOCK, Done, Lock, folder_for, resumed, said, write_state
