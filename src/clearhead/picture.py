@@ -27,7 +27,7 @@ DPI = 100
 MARGIN = (74, 56, 104, 60)
 MARGIN_NAMED = (126, 56, 104, 126)
 INK, FAINT, PAPER = "#1f2430", "#8a91a0", "#ffffff"
-HIDDEN = "#eef0f4"  # cells of weight exactly 0: hidden, or too light for a number
+HIDDEN = "#eef0f4"  # cells that nobody may look at
 
 
 def resolution(size: int, tokens: int) -> int:
@@ -46,6 +46,7 @@ def draw(
     keys: Sequence[str] | int | None = None,
     title: str = "",
     size: int = 900,
+    hidden: ArrayLike | None = None,
 ) -> Path:
     """Draw one map to a PNG or SVG file, by the suffix of ``path``.
 
@@ -60,13 +61,16 @@ def draw(
         Those of the keys where queries look at another text than their own; ``tokens`` are then the queries'.
     size : int
         Width of the picture in pixels; it is nearly square. (An SVG has the same proportions.)
+    hidden : array (rows, columns) of booleans, optional
+        Cells that a mask hides, left light. Where it is not given, those of weight 0, which may also be weights too
+        small for a number.
 
     Returns the path. Each pixel shows the mean weight of the part of the matrix that it covers, on a
     logarithmic scale: maps of long texts hold weights from 1 down to a millionth.
 
-    Raises ValueError for another suffix, a map that is not 2-D or not finite, or a picture of less than 300
-    pixels; ImportError where matplotlib is missing; OSError as the file system does. The file is whole or not
-    there.
+    Raises ValueError for another suffix, a map that is not 2-D or not finite, ``hidden`` of another shape, or a picture
+    of less than 300 pixels; ImportError where matplotlib is missing; OSError as the file system does. The file is whole
+    or not there.
 
     >>> draw(np.tril(np.full((3, 3), 0.5)), "map.png", tokens=["a", "b", "c"])          # doctest: +SKIP
     """
@@ -74,19 +78,22 @@ def draw(
     rows = np.asarray(map, np.float64)
     sides = [tokens, tokens if keys is None else keys]
     counts = [side if isinstance(side, int) else len(side) for side in sides]
-    _check(rows, path, size)
+    unseen = rows <= 0 if hidden is None else np.asarray(hidden, bool)
+    _check(rows, unseen, path, size)
     figure, axes = _figure(rows, size, max(counts))
-    _show(figure, axes, rows, counts)
+    _show(figure, axes, rows, unseen, counts)
     _label(axes, [[] if isinstance(side, int) else list(side) for side in sides], counts)
     axes.set_title(title, loc="left", fontsize=11.5, color=INK, pad=12)
     _save(figure, path)
     return path
 
 
-def _check(rows: NDArray[np.float64], path: Path, size: int) -> None:
+def _check(rows: NDArray[np.float64], unseen: NDArray[np.bool_], path: Path, size: int) -> None:
     check_suffix(path)
     if rows.ndim != 2 or not rows.size or not np.isfinite(rows).all():
         raise ValueError(f"map must be (rows, columns) of finite numbers, got shape {rows.shape}")
+    if unseen.shape != rows.shape:
+        raise ValueError(f"hidden has shape {unseen.shape}, and the map {rows.shape}: they must agree")
     if size < SMALLEST:
         raise ValueError(f"size is {size}: a picture needs {SMALLEST} pixels or more to hold its axes and a map")
 
@@ -139,16 +146,19 @@ def _shares(cells: int, side: int) -> NDArray[np.float64]:
     return np.asarray(np.maximum(covered, 0) * (side / cells))
 
 
-def _show(figure: Figure, axes: Axes, rows: NDArray[np.float64], counts: list[int]) -> None:
+def _show(figure: Figure, axes: Axes, rows: NDArray[np.float64], unseen: NDArray[np.bool_], counts: list[int]) -> None:
     from matplotlib.colors import LogNorm
     from matplotlib.ticker import FuncFormatter
 
     top = float(rows.max())
-    pixels = spread(rows, round(axes.get_window_extent().width))
+    side = round(axes.get_window_extent().width)
+    floor = _floor(rows)
+    # The darkest colour is also that of weights which are too small for a number, or for the logarithm.
+    pixels = np.maximum(spread(rows, side), floor)
     image = axes.imshow(
-        np.ma.masked_less_equal(pixels, 0),
+        np.ma.masked_array(pixels, spread((~unseen).astype(np.float64), side) == 0),
         cmap=_colours(),
-        norm=LogNorm(vmin=_floor(rows), vmax=top, clip=True) if top > 0 else None,
+        norm=LogNorm(vmin=floor, vmax=top, clip=True) if top > 0 else None,
         interpolation="nearest",
         extent=(-0.5, counts[1] - 0.5, counts[0] - 0.5, -0.5),
         aspect="auto",

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import Image
 
-from clearhead.picture import SMALLEST, draw, readable, resolution, spread
+from clearhead.picture import MARGIN, SMALLEST, draw, readable, resolution, spread
 from clearhead.trace import Trace
 
 Run = Callable[..., Any]
@@ -111,6 +111,22 @@ def test_odd_maps(map: np.ndarray, tmp_path: Path) -> None:
     assert draw(map, tmp_path / "x.png", tokens=max(map.shape)).exists()
 
 
+def test_what_is_hidden_is_light_and_a_weight_of_0_is_dark(tmp_path: Path) -> None:
+    """Weights of e-45 and less are 0 in float32, and no mask hides them."""
+    map, hidden = np.tril(np.full((4, 4), 0.5)), ~np.tri(4, dtype=bool)
+    map[3, 0] = 0
+    for name, told in (("told", hidden), ("guessed", None)):
+        draw(map, tmp_path / f"{name}.png", tokens=500, hidden=told)
+        with Image.open(tmp_path / f"{name}.png") as picture:
+            pixels = np.asarray(picture.convert("L"))
+        left, top, side = *MARGIN[:2], resolution(900, 500_000)
+        places = [((2 * row + 1) * side // 8, (2 * key + 1) * side // 8) for row, key in ((0, 3), (3, 0), (3, 1))]
+        shades = [int(pixels[top + down, left + right]) for down, right in places]
+        assert shades[0] == 240
+        assert shades[1] < 20 if told is not None else shades[1] == 240
+        assert 200 < shades[2] < 250
+
+
 def test_characters_without_a_glyph_are_drawn_without_a_warning(tmp_path: Path) -> None:
     draw(np.eye(3), tmp_path / "x.png", tokens=["漢字", "🙂", "\x07"])
 
@@ -121,6 +137,7 @@ def test_characters_without_a_glyph_are_drawn_without_a_warning(tmp_path: Path) 
         (np.zeros(3), {}, r"map must be \(rows, columns\) of finite numbers, got shape \(3,\)"),
         (np.zeros((0, 3)), {}, "map must be"),
         (np.full((2, 2), np.nan), {}, "map must be"),
+        (np.eye(2), {"hidden": np.zeros((2, 3), bool)}, r"hidden has shape \(2, 3\), and the map \(2, 2\)"),
         (np.eye(2), {"size": SMALLEST - 1}, "size is 299: a picture needs 300 pixels"),
     ],
 )

@@ -55,4 +55,6 @@ def draw_head(
     what = f"{kind} layer {layer}" if kind is not None and len(trace.kinds) > 1 else f"layer {layer}"
     title = f"{trace.model.name} · {what}, head {head}" + (f" · {remark}" if remark else "")
     path.parent.mkdir(parents=True, exist_ok=True)
-    return draw(map, path, tokens=queries, keys=keys, title=title, size=size)
+    rows, columns = map.shape
+    hidden = trace.hidden(layer, head, rows, columns, kind, text)
+    return draw(map, path, tokens=queries, keys=keys, title=title, size=size, hidden=hidden)

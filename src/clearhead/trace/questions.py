@@ -147,6 +147,29 @@ class Questions:
             return np.asarray(trace.measures(layer, kind=site.kind, text=text).pooled[place])
         return np.asarray(trace.weights(layer, head, kind=site.kind, text=text).pooled(cells, cells)[0])
 
+    def hidden(
+        self, layer: int, head: int, rows: int, columns: int, kind: str | None = None, text: int = 0
+    ) -> NDArray[np.bool_] | None:
+        """Which blocks of a map of so many rows and columns hold no cell that may be seen: there its 0 says nothing.
+
+        None where that is not known: a trace of measures keeps no masks but the plainest.
+
+        >>> import clearhead as ch
+        >>> layer = np.tril(np.ones((1, 1, 4, 4))) / np.array([[1.0], [2.0], [3.0], [4.0]])
+        >>> ch.from_attentions([layer]).hidden(0, 0, 2, 2).tolist()
+        [[False, True], [False, False]]
+        """
+        from clearhead.trace.recompute import site_visible
+        from clearhead.trace.visible import hidden_blocks
+
+        trace = _trace(self)
+        site = trace.facts(layer, kind)
+        place = trace.place_of(site, head)
+        if site.kept == "measures" and site.mask in ("intervals", "array"):
+            return None
+        seen = site_visible(site, trace.arrays(layer, site.kind), text, slice(place, place + 1))
+        return hidden_blocks(seen, site.queries, site.keys, rows, columns)
+
     def alignment(
         self,
         layer: int | None = None,

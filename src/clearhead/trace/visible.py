@@ -174,6 +174,29 @@ def unseen(visible: Visible, texts: int, queries: int, keys: int) -> Bools | Non
     return np.asarray(found) if found.any() else None
 
 
+def hidden_blocks(visible: Visible, queries: int, keys: int, rows: int, columns: int) -> Bools:
+    """(rows, columns): which blocks of a grid, laid as in ``weights.pooled``, hold no cell that may be seen.
+
+    visible : of one text, and where it has several heads' masks, a block is hidden if it is for all of them.
+
+    >>> hidden_blocks(Visible("causal"), 4, 4, 2, 2).tolist()
+    [[False, True], [False, False]]
+    """
+    first_query, first_key = (np.arange(parts) * count // parts for parts, count in ((rows, queries), (columns, keys)))
+    runs = visible.runs(1, queries, keys)
+    if runs is None:
+        seen = np.asarray(visible.array).any(axis=0)
+        return np.asarray(~np.logical_or.reduceat(np.logical_or.reduceat(seen, first_query), first_key, axis=1))
+    start, stop = (np.clip(bound.reshape(queries), 0, keys) for bound in runs)
+    some = start < stop
+    row = np.searchsorted(first_query, np.flatnonzero(some), side="right") - 1
+    # Runs open in the column of their first key, and close after that of their last.
+    open_ = np.zeros((rows, columns + 1), np.int64)
+    np.add.at(open_, (row, np.searchsorted(first_key, start[some], side="right") - 1), 1)
+    np.add.at(open_, (row, np.searchsorted(first_key, stop[some] - 1, side="right")), -1)
+    return np.asarray(open_.cumsum(axis=-1)[:, :-1] == 0)
+
+
 def without_rows(visible: Visible, rows: Bools, queries: int, keys: int) -> Visible:
     """The same, but the marked rows (texts, queries) see nothing."""
     runs = visible.runs(len(rows), queries, keys)
