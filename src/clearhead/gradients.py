@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from clearhead import launch
-from clearhead.core_backward import gradients_of as dense
+from clearhead.backward import run as backward
 from clearhead.core_backward import parameters, summed_to
 from clearhead.masks import Mask
 from clearhead.plan import Plan, in_nats, plan
@@ -120,16 +120,3 @@ def attention_vjp(
     output = output.reshape(*problem.extent.shape[:-1], output.shape[-1]).astype(problem.dtype, copy=False)
     given = {"query": np.asarray(query), "key": np.asarray(key), "value": np.asarray(value)}
     return problem.as_given(output, -3), Vjp(planned, given, output, logsumexp)
-
-
-def backward(
-    planned: Plan, output: Floats, logsumexp: Floats, grad_output: Floats, grad_logsumexp: Floats | None,
-    wanted: Iterable[str],
-) -> dict[str, Floats]:  # fmt: skip
-    """What is wanted, by name, in the shapes that the Problem's arrays and the score's have.
-
-    output (*lead, heads, queries, value dim) and logsumexp (batch, heads, queries, 2) are the forward pass's.
-    """
-    del output, logsumexp
-    found = dense(planned.problem, grad_output, grad_logsumexp, planned.problem.compute_dtype)
-    return {name: array for name, array in found.items() if name in set(wanted)}

@@ -39,7 +39,7 @@ def run(plan: Plan) -> tuple[Floats, Floats]:
 
     The latter in two parts, see ``kernels.forward``.
     """
-    return ready(plan if lies_ready(plan) else _laid_out(plan)).run()
+    return ready(plan if lies_ready(plan) else laid_out(plan)).run()
 
 
 def stored_dtype(plan: Plan) -> np.dtype[Any]:
@@ -60,7 +60,7 @@ def lies_ready(plan: Plan) -> bool:
     return all(step == 1 for step in steps[few:]) if few or by_amx(plan) else True
 
 
-def _laid_out(plan: Plan) -> Plan:
+def laid_out(plan: Plan) -> Plan:
     """The same on copies whose rows lie in one piece."""
     problem = plan.problem
     assert problem.value is not None
@@ -182,9 +182,9 @@ def each(plan: Plan, kernel: Callable[[Ints, int, int], None], items: int, grain
     needed = (plan.problem.compute_dtype, x.dim, x.value_dim, plan.depth)
 
     def some(first: int, last: int) -> None:
-        room = _room(needed)
+        room = room_for(needed)
         kernel(room.places, first, last)
-        _check_functions(room)
+        check_functions(room)
 
     share(some, items, grain)
 
@@ -210,9 +210,9 @@ def weigh(plan: Plan, batch: int, head: int, queries: NDArray[np.int64], low: in
     needed = (plan.problem.compute_dtype, x.dim, x.value_dim, plan.depth)
 
     def rows(first: int, last: int) -> None:
-        room = _room(needed)
+        room = room_for(needed)
         weight_kernels.weigh(numbers, kinds, room.places, batch, head, queries, first, last, low, high)
-        _check_functions(room)
+        check_functions(room)
 
     tile = host().rows(plan.problem.compute_dtype)
     share(rows, len(queries), tile * max(1, GRAIN // (tile * (high - low) * (plan.arguments.dim + 8))))
@@ -232,9 +232,9 @@ class _Tiles:
         """kernel(places, first, last) over all of them, ``places`` the thread's workspace's."""
 
         def tiles(first: int, last: int) -> None:
-            room = _room(self._room)
+            room = room_for(self._room)
             kernel(room.places, first, last)
-            _check_functions(room)
+            check_functions(room)
 
         share(tiles, self._count, self._grain())
 
@@ -256,7 +256,7 @@ class _Tiles:
                 right = strange.reshape(-1, queries)[at] == 0
                 parts = [array.reshape(-1, queries, array.shape[-1])[at] for array in (output, logsumexp)]
                 kept = [part[right] for part in parts]
-                attend(numbers, kinds, _room(self._room).places, item, item + 1)
+                attend(numbers, kinds, room_for(self._room).places, item, item + 1)
                 for part, rows_kept in zip(parts, kept, strict=True):
                     part[right] = rows_kept
 
@@ -277,7 +277,7 @@ def scratch_bytes(plan: Plan) -> int:
     return get_num_threads() * workspace(dtype, x.dim, x.value_dim, plan.depth).buffer.nbytes + rows
 
 
-def _room(needed: tuple[np.dtype[Any], int, int, int]) -> Workspace:
+def room_for(needed: tuple[np.dtype[Any], int, int, int]) -> Workspace:
     """This thread's workspace: kept from its last call if that needed the same."""
     if getattr(_rooms, "needed", None) != needed:
         _rooms.needed, _rooms.workspace = needed, workspace(*needed)
@@ -285,7 +285,7 @@ def _room(needed: tuple[np.dtype[Any], int, int, int]) -> Workspace:
     return room
 
 
-def _check_functions(room: Workspace) -> None:
+def check_functions(room: Workspace) -> None:
     """Raise if the user's function did, where no error could come out."""
     if room.failed[0]:
         room.failed[0] = 0

@@ -127,7 +127,7 @@ def attend_block(x, room, batch, head, count, block, keys):
             pointer(key, begin * key_step), key_step, seen_as(w.query, UINT32), w.scores, x.dim, padded, factor,
             raised_by(x, w, shown, marked),
         )  # fmt: skip
-        bend_scores(x, w, batch, head, first, some, shown, marked)
+        bend_scores(x, w, batch, head, first, some, shown, marked, None)
         if not all_calm:
             find_odd(x, w, begin, some)
         if to_pairs(x, w, padded, high, low):

@@ -212,7 +212,7 @@ def measure_block(x, w, a, d, sequence, chunk, here, first, keys):
     key, key_step = keys_of(x, w, batch, head, first, keys)
     top = pointer(w.lanes, TOP * x.rows)
     fill(top, x.rows, -np.inf)
-    shown = score_keys(x, w, batch, head, first, keys, key, key_step, key, key_step, shown, marked)
+    shown = score_keys(x, w, batch, head, first, keys, key, key_step, key, key_step, shown, marked, None)
     largest_of_keys(top, 1, pointer(w.lanes, OLD_TOP * x.rows))
     if a.seen:
         count_seen(x, w, a, sequence * a.chunks + chunk, here, first, keys, shown)

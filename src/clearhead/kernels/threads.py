@@ -9,7 +9,7 @@ import itertools
 import operator
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 _chosen: int | None = None
@@ -33,17 +33,19 @@ def set_num_threads(count: int | None) -> None:
     _chosen = None if count is None else _positive(count, "count")
 
 
-def share(work: Callable[[int, int], None], items: int, grain: int = 1) -> None:
+def share(work: Callable[[int, int], Iterable[None] | None], items: int, grain: int = 1) -> None:
     """Call ``work(first, last)`` until all of 0 ... items-1 are done, ``grain`` or fewer at a time, on several threads.
 
     The caller's thread works too. If work raises, or the user interrupts, no new share is begun, those under way
-    are waited for, and the error comes out here.
+    are waited for, and the error comes out here. Work that takes long may be a generator: between any two of its steps
+    it may be the last one.
     """
     shares = -(-items // grain)
     helpers = min(get_num_threads(), shares) - 1 if shares > 1 else 0
     if helpers <= 0:
         for first in range(0, items, grain):
-            work(first, min(first + grain, items))
+            for _ in work(first, min(first + grain, items)) or ():
+                pass
         return
     turn, stop = itertools.count(), threading.Event()
     # As many shares for each thread, all of a size: where work is even, none ends later than the others.
@@ -53,7 +55,9 @@ def share(work: Callable[[int, int], None], items: int, grain: int = 1) -> None:
         try:
             # next() on a count is one step under the GIL: no two threads get the same turn.
             while (n := next(turn)) < shares and not stop.is_set():
-                work(items * n // shares, items * (n + 1) // shares)
+                for _ in work(items * n // shares, items * (n + 1) // shares) or ():
+                    if stop.is_set():
+                        return
         except BaseException:
             stop.set()
             raise

@@ -239,17 +239,18 @@ def keys_of(x, w, batch, head, first, keys):
 
 
 @step
-def score_keys(x, w, batch, head, first, keys, key, step, value, value_step, shown, marked):
+def score_keys(x, w, batch, head, first, keys, key, step, value, value_step, shown, marked, kept):
     """Scores of the loaded queries with these keys, raising TOP, where ``look`` has been before.
 
-    w.scores then holds -inf where a key is hidden. Returns whether all are visible: WHOLLY or PARTLY.
+    w.scores then holds -inf where a key is hidden. Returns whether all are visible: WHOLLY or PARTLY. ``kept`` : None,
+    or where to leave what scores were on the way, see ``bend_scores``.
     """
     padded, scores, raised = whole_micro(x, keys), w.scores, raised_by(x, w, shown, marked)
     if x.vector:
         additive_tile(key, step, w.query, address_of(x.vector, 0, w.query), scores, x.dim, padded)
     else:
         score_tile(key, step, value, value_step, w.query, scores, max(x.dim, 1), padded, raised)
-    return bend_scores(x, w, batch, head, first, keys, shown, marked)
+    return bend_scores(x, w, batch, head, first, keys, shown, marked, kept)
 
 
 @step
@@ -260,20 +261,30 @@ def raised_by(x, w, shown, marked):
 
 
 @step
-def bend_scores(x, w, batch, head, first, keys, shown, marked):
-    """What follows a match: all that is done to scores, and what is hidden; then TOP, if it was not raised yet."""
+def bend_scores(x, w, batch, head, first, keys, shown, marked, kept):
+    """What follows a match: all that is done to scores, and what is hidden; then TOP, if it was not raised yet.
+
+    ``kept`` : None, or tiles ``scaled`` and ``bent``, for scores before and after the softcap, and ``added``, before
+    the user's function.
+    """
     padded, scores = whole_micro(x, keys), w.scores
     shown = min(shown, marked)
     if shown == WHOLLY and not is_natural(x):
         return WHOLLY
     if x.softcap > 0:
+        if kept is not None:
+            copy(scores, padded * x.rows, kept.scaled)
         cap_tile(scores, padded, number_for(scores, x.softcap))
+        if kept is not None:
+            copy(scores, padded * x.rows, kept.bent)
     if x.bias.size:
         gather_bias(x, w, batch, head, first, keys)
         add_tile(scores, padded, w.extra)
     if x.slopes:
         slope = number_for(scores, address_of(x.slopes, head, FLOAT64)[0])
         slope_tile(scores, padded, first, pointer(w.lanes, POSITION * x.rows), slope)
+    if kept is not None and x.function:
+        copy(scores, padded * x.rows, kept.added)
     if x.function and call_at(x.function, scores, x.rows, w.queries, first, keys, batch, head) != 1:
         w.failed[0] = 1
     if shown == PARTLY:
@@ -282,6 +293,13 @@ def bend_scores(x, w, batch, head, first, keys, shown, marked):
             hide_tile(scores, keys, w.visible)
     top_tile(scores, padded, pointer(w.lanes, TOP * x.rows))
     return PARTLY if x.bias.size or x.function else shown  # they may hide a key by -inf
+
+
+@step
+def copy(place, count, to):
+    """to[i] = place[i] for count numbers"""
+    for i in range(count):
+        to[i] = place[i]
 
 
 @step

@@ -76,7 +76,7 @@ def weigh_block(x, w, batch, head, first, keys):
     if marked == HIDDEN:
         return False
     key, step = keys_of(x, w, batch, head, first, keys)
-    score_keys(x, w, batch, head, first, keys, key, step, key, step, shown, marked)
+    score_keys(x, w, batch, head, first, keys, key, step, key, step, shown, marked, None)
     high, low = pointer(w.lanes, HIGH * x.rows), pointer(w.lanes, LOW * x.rows)
     if is_natural(x):
         weigh_tile(w.scores, keys, high, low, w.extra)

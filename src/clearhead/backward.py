@@ -1,0 +1,258 @@
+"""From a plan and the gradient of its output to gradients of its arguments: what the kernel does not do itself.
+
+Before it, each row's share of its own output; after it, sums over the parts of the keys, and the way back through
+projections (general and additive scores), which is linear in tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clearhead import launch
+from clearhead.core_backward import summed_to
+from clearhead.kernels import backward as kernels
+from clearhead.kernels import functions
+from clearhead.kernels.arguments import likes, pack
+from clearhead.kernels.threads import share
+from clearhead.plan import Plan, address, in_nats, strided
+from clearhead.scores import Additive, General
+
+Floats = NDArray[np.floating[Any]]
+Ints = NDArray[np.int64]
+# A head's keys are shared out in as many parts as this, or as they have turns: so many threads can work on one head.
+# Each takes memory like the queries.
+PARTS = 4
+
+
+def run(
+    plan: Plan, output: Floats, logsumexp: Floats, grad_output: Floats, grad_logsumexp: Floats | None,
+    wanted: Iterable[str],
+) -> dict[str, Floats]:  # fmt: skip
+    """What is wanted, by name, in the shapes that the Problem's arrays and the score's have, in the dtype computed in.
+
+    output (*lead, heads, queries, value dim) and logsumexp (batch, heads, queries, 2) are the forward pass's.
+    Memory: beside the results, at most PARTS times the queries, and the output's gradient where its rows are copied.
+    """
+    names = frozenset(wanted)
+    with np.errstate(all="ignore"):  # numbers that are not finite go through as IEEE has them
+        found = _Backward(plan, output, logsumexp, grad_output, grad_logsumexp, names).run()
+    return {name: array for name, array in found.items() if name in names}
+
+
+class _Backward:
+    def __init__(
+        self, plan: Plan, output: Floats, logsumexp: Floats, grad_output: Floats, grad_logsumexp: Floats | None,
+        wanted: frozenset[str],
+    ) -> None:  # fmt: skip
+        problem, x = plan.problem, plan.arguments
+        extent, at = problem.extent, problem.compute_dtype
+        self.plan, self.wanted, self.logsumexp, self.at = plan, wanted, logsumexp, at
+        self.batch, self.heads, self.queries, self.keys = extent.batch, extent.heads, extent.queries, extent.keys
+        self.key_heads, self.tiles = extent.heads // problem.group, -(-extent.queries // x.rows)
+        turns = -(-extent.keys // kernels.TURN)
+        self.parts = max(1, min(PARTS, turns))
+        self.items = self.batch * self.key_heads * self.parts
+        self.widths = _widths(x.dim, x.value_dim, x.micro, x.lanes)
+        self.grad_output = _made_up(grad_output.reshape(-1, x.value_dim), self.widths[3], at)
+        # Each row's dL/do . o - dL/dl, (batch, heads, queries).
+        own = np.einsum("id,id->i", self.grad_output[:, : x.value_dim], output.reshape(-1, x.value_dim).astype(at, copy=False))
+        if grad_logsumexp is not None:
+            own -= np.asarray(grad_logsumexp, at).reshape(-1)
+        self.own = own
+
+    def run(self) -> dict[str, Floats]:
+        plan, x, wanted, at = self.plan, self.plan.arguments, self.wanted, self.at
+        score, projected = plan.problem.score, isinstance(self.plan.problem.score.base, Additive)
+        rows = self.batch * self.key_heads
+        by_query = {"query", "scale", "weight", "query_weight"} & wanted or projected
+        by_key = {"key", "key_weight"} & wanted or projected
+        key_width, value_width, query_width, out_width = self.widths
+        of_query = np.zeros((self.parts if by_query else 0, self.batch, self.heads, self.tiles, key_width, x.rows), at)
+        of_key = np.empty((rows if by_key else 0, self.keys, x.dim), at)
+        of_value = np.empty((rows if "value" in wanted else 0, self.keys, x.value_dim), at)
+        of_vector = np.zeros((self.items, x.dim) if projected else (0, 0))
+        sums = np.zeros((self.items, 1 + plan.problem.group))
+        bias = _Bias(plan, self.parts) if "bias" in wanted else None
+        slope = None
+        if score.function is not None:
+            slope = functions.score(score.derivative or functions.slope_of(score.function), at)
+        numbers = kernels.Back(
+            self.batch, self.parts, self.tiles, key_width, value_width, query_width, out_width,
+            address(self.grad_output), address(self.own),
+            *(address(array) if array.size else 0 for array in (of_query, of_key, of_value)),
+            *(bias.place if bias else (0, 0, 0, 0, 0, 0)),
+            slope.address if slope else 0, address(sums), address(of_vector) if of_vector.size else 0,
+        )  # fmt: skip
+        for items in _rounds(plan, self.parts, bias is not None):
+            self._go_through(np.array(numbers, np.int64), bias.like if bias else at.type(0), items)
+        del slope
+        found: dict[str, Floats] = {}
+        if of_query.size:
+            for part in of_query[1:]:
+                of_query[0] += part
+            turned = of_query[0].swapaxes(-1, -2).reshape(self.batch, self.heads, self.tiles * x.rows, key_width)
+            found["query"] = turned[:, :, : self.queries, : x.dim]
+        elif by_query:
+            found["query"] = np.zeros((self.batch, self.heads, self.queries, x.dim), at)
+        if by_key:
+            found["key"] = of_key.reshape(self.batch, self.key_heads, self.keys, x.dim)
+        if "value" in wanted:
+            found["value"] = of_value
+        if bias is not None:
+            found["bias"] = bias.total()
+        found |= self._of_rows(sums)
+        self._through_match(found, of_vector)
+        return {name: self._shaped(name, array) for name, array in found.items()}
+
+    def _go_through(self, numbers: Ints, bias_like: Any, items: Ints) -> None:
+        plan, x = self.plan, self.plan.arguments
+        (logs, _kept) = strided(self.logsumexp)
+        x = x._replace(logsumexp=logs)
+        packed, kinds = pack(x), likes(x, self.at)
+        needed = (self.at, x.dim, x.value_dim, plan.depth)
+        sizes = kernels.desk_sizes(kernels.Back(*numbers.tolist()), x.dim, x.rows)
+
+        def some(first: int, last: int) -> Iterator[None]:
+            room, (places, _buffer) = launch.room_for(needed), _desk(sizes, self.at)
+            turn, more = 0, True
+            while more:
+                more = kernels.backward(packed, kinds, room.places, numbers, bias_like, places, items, first, last, turn)
+                turn += 1
+                launch.check_functions(room)
+                yield
+
+        one = self.queries * plan.problem.group * max(1, self.keys // self.parts) * (x.dim + x.value_dim + 8)
+        share(some, len(items), len(items) if one * len(items) <= launch.GRAIN else 1)
+
+    def _of_rows(self, sums: NDArray[np.float64]) -> dict[str, Floats]:
+        """Gradients of numbers that are one for a head, or for all: of what is wanted."""
+        plan, found = self.plan, dict[str, Floats]()
+        score = plan.problem.score
+        if "softcap" in self.wanted:
+            found["softcap"] = np.asarray(sums[:, kernels.SOFTCAP].sum())
+        of_heads = sums[:, kernels.ALIBI :].reshape(self.batch, self.key_heads, self.parts, plan.problem.group).sum(axis=(0, 2)).reshape(-1)
+        if "alibi" in self.wanted:
+            found["alibi"] = of_heads
+        if "sinks" in self.wanted:
+            assert score.sinks is not None
+            logs = in_nats(plan, self.logsumexp).reshape(self.batch, self.heads, self.queries)
+            sink = np.broadcast_to(np.asarray(score.sinks, np.float64), self.heads)[None, :, None]
+            shares = np.where(np.isneginf(logs), 0, np.exp(sink - logs)) * -self.own.reshape(logs.shape)
+            found["sinks"] = shares.sum(axis=(0, 2))
+        return found
+
+    def _through_match(self, found: dict[str, Floats], of_vector: NDArray[np.float64]) -> None:
+        """From gradients of what was matched (without their scale) to those of the arguments."""
+        problem, at = self.plan.problem, self.at
+        base, query = problem.score.base, problem.query
+        whole = (self.batch, self.heads, self.queries, query.shape[-1])
+        if isinstance(base, Additive):
+            asked, offered = found["query"], found["key"]
+            first, second, vector = (array.astype(at) for array in (base.query_weight, base.key_weight, base.vector))
+            direct = of_vector.sum(axis=0)
+            found["vector"] = direct * problem.scale
+            found["scale"] = np.asarray(np.dot(direct, vector.astype(np.float64)))
+            if "query_weight" in self.wanted:
+                found["query_weight"] = np.einsum("bhid,bhie->de", query.astype(at).reshape(whole), asked, optimize=True)
+            if "key_weight" in self.wanted:
+                keys = problem.key.astype(at).reshape(self.batch, self.key_heads, self.keys, problem.key.shape[-1])
+                found["key_weight"] = np.einsum("bhid,bhie->de", keys, offered, optimize=True)
+            found["query"], found["key"] = asked @ first.T, offered @ second.T
+            return
+        if "query" not in found:
+            return
+        raw = found["query"]
+        if isinstance(base, General):
+            weight = base.weight.astype(at)
+            if "weight" in self.wanted:
+                sums = "bhid,bhie->de" if weight.ndim == 2 else "bhid,bhie->hde"
+                seen = np.where((raw == 0).all(axis=-1, keepdims=True), 0, query.astype(at).reshape(whole))
+                found["weight"] = np.einsum(sums, seen, raw, optimize=True) * at.type(problem.scale)
+            raw = raw @ weight.swapaxes(-1, -2)
+        if "scale" in self.wanted:
+            pairs = zip(np.ndindex(raw.shape[:2]), query.reshape(-1, *whole[2:]), strict=True)
+            total = sum(np.sum(np.where(raw[n] == 0, 0, raw[n] * own.astype(at)), dtype=np.float64) for n, own in pairs)
+            found["scale"] = np.asarray(total)
+        if "query" in self.wanted:
+            found["query"] = np.multiply(raw, at.type(problem.scale))
+
+    def _shaped(self, name: str, array: Floats) -> Floats:
+        problem = self.plan.problem
+        given = {"query": problem.query, "key": problem.key, "value": problem.value}.get(name)
+        if given is not None:
+            return array.reshape(given.shape)
+        if name in ("alibi", "sinks"):
+            own = problem.score.slopes if name == "alibi" else problem.score.sinks
+            return summed_to(array, np.shape(own)) if np.ndim(own) else np.asarray(array.sum())
+        return array
+
+
+class _Bias:
+    """Where the gradient of a bias is summed: an array like the bias itself, of each part of the keys where it is
+    broadcast along them."""
+
+    def __init__(self, plan: Plan, parts: int) -> None:
+        extent, bias = plan.problem.extent, plan.problem.score.bias
+        assert bias is not None
+        shape = (1,) * (len(extent.shape) - bias.ndim) + bias.shape
+        small = 1 in (shape[-1], shape[-2])  # then it is linear in tokens, and many numbers are summed
+        self._shape, apart = bias.shape, parts if shape[-1] == 1 else 1
+        self._array = np.zeros((apart, *shape), np.float64 if small else plan.problem.compute_dtype)
+        self.like = self._array.dtype.type(0)
+        place, offsets = strided(np.broadcast_to(self._array[0], extent.shape))
+        self._kept = offsets
+        step = self._array[0].size if apart > 1 else 0
+        self.place = (place.address, place.offsets, step, *place.steps)
+
+    def total(self) -> Floats:
+        return self._array.sum(axis=0).reshape(self._shape) if len(self._array) > 1 else self._array[0].reshape(self._shape)
+
+
+def _rounds(plan: Plan, parts: int, with_bias: bool) -> Iterator[Ints]:
+    """Items in rounds, one after the other: in a round no two write to the same place of a bias's gradient.
+
+    The first part of the keys goes first: under a causal mask it is the most work.
+    """
+    problem = plan.problem
+    lead, key_heads = problem.extent.lead, problem.extent.heads // problem.group
+    places = np.arange(problem.extent.batch * key_heads).reshape(*lead, key_heads)
+    shared: list[int] = []
+    bias = problem.score.bias
+    if with_bias and bias is not None:
+        shape = ((1,) * (len(problem.extent.shape) - bias.ndim) + bias.shape)[:-2]
+        shared = [axis for axis, size in enumerate(shape) if size == 1]
+    apart = np.moveaxis(places, shared, range(len(shared)))
+    for place in np.ndindex(*apart.shape[: len(shared)]):
+        yield (apart[place].reshape(1, -1) * parts + np.arange(parts)[:, None]).reshape(-1)
+
+
+def _widths(dim: int, value_dim: int, micro: int, lanes: int) -> tuple[int, int, int, int]:
+    """Of rows of keys and values, whole micro-tiles, and of queries and output gradients, whole vectors."""
+    def whole(size: int, unit: int) -> int:
+        return -(-max(size, 1) // unit) * unit
+
+    return whole(dim, micro), whole(value_dim, micro), whole(dim, lanes), whole(value_dim, lanes)
+
+
+def _made_up(array: Floats, width: int, at: np.dtype[Any]) -> Floats:
+    """(rows, dim) in this dtype, made up with 0 to ``width``, rows side by side."""
+    if array.shape[1] == width:
+        return np.ascontiguousarray(array, at)
+    out = np.zeros((len(array), width), at)
+    out[:, : array.shape[1]] = array
+    return out
+
+
+def _desk(sizes: tuple[int, ...], at: np.dtype[Any]) -> tuple[Ints, NDArray[np.uint8]]:
+    """(where its parts lie, the memory): zeros."""
+    buffer = np.zeros(sum(size * at.itemsize + 63 for size in sizes) + 64, np.uint8)
+    places, place = [], address(buffer)
+    for size in sizes:
+        place = -(-place // 64) * 64
+        places.append(place)
+        place += size * at.itemsize
+    return np.array(places, np.int64), buffer
