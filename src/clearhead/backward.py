@@ -57,9 +57,15 @@ class _Backward:
         self.parts = max(1, min(PARTS, turns))
         self.items = self.batch * self.key_heads * self.parts
         self.widths = _widths(x.dim, x.value_dim, x.micro, x.lanes)
-        self.grad_output = _made_up(grad_output.reshape(-1, x.value_dim), self.widths[3], at)
+        self.grad_output = _made_up(
+            grad_output.reshape(self.batch * self.heads * self.queries, x.value_dim), self.widths[3], at
+        )
         # Each row's dL/do . o - dL/dl, (batch, heads, queries).
-        own = np.einsum("id,id->i", self.grad_output[:, : x.value_dim], output.reshape(-1, x.value_dim).astype(at, copy=False))
+        own = np.einsum(
+            "id,id->i",
+            self.grad_output[:, : x.value_dim],
+            output.reshape(len(self.grad_output), x.value_dim).astype(at, copy=False),
+        )
         if grad_logsumexp is not None:
             own -= np.asarray(grad_logsumexp, at).reshape(-1)
         self.own = own
@@ -70,7 +76,7 @@ class _Backward:
         rows = self.batch * self.key_heads
         by_query = {"query", "scale", "weight", "query_weight"} & wanted or projected
         by_key = {"key", "key_weight"} & wanted or projected
-        key_width, value_width, query_width, out_width = self.widths
+        key_width = self.widths[0]
         of_query = np.zeros((self.parts if by_query else 0, self.batch, self.heads, self.tiles, key_width, x.rows), at)
         of_key = np.empty((rows if by_key else 0, self.keys, x.dim), at)
         of_value = np.empty((rows if "value" in wanted else 0, self.keys, x.value_dim), at)
@@ -80,13 +86,12 @@ class _Backward:
         slope = None
         if score.function is not None:
             slope = functions.score(score.derivative or functions.slope_of(score.function), at)
-        numbers = kernels.Back(
-            self.batch, self.parts, self.tiles, key_width, value_width, query_width, out_width,
-            address(self.grad_output), address(self.own),
-            *(address(array) if array.size else 0 for array in (of_query, of_key, of_value)),
-            *(bias.place if bias else (0, 0, 0, 0, 0, 0)),
-            slope.address if slope else 0, address(sums), address(of_vector) if of_vector.size else 0,
-        )  # fmt: skip
+        wanted_at = [address(array) if array.size else 0 for array in (of_query, of_key, of_value)]
+        bias_at = bias.place if bias else (0,) * 6
+        numbers = [
+            self.batch, self.parts, self.tiles, *self.widths, address(self.grad_output), address(self.own), *wanted_at,
+            *bias_at, slope.address if slope else 0, address(sums), address(of_vector) if of_vector.size else 0,
+        ]  # fmt: skip
         for items in _rounds(plan, self.parts, bias is not None):
             self._go_through(np.array(numbers, np.int64), bias.like if bias else at.type(0), items)
         del slope
@@ -120,7 +125,9 @@ class _Backward:
             room, (places, _buffer) = launch.room_for(needed), _desk(sizes, self.at)
             turn, more = 0, True
             while more:
-                more = kernels.backward(packed, kinds, room.places, numbers, bias_like, places, items, first, last, turn)
+                more = kernels.backward(
+                    packed, kinds, room.places, numbers, bias_like, places, items, first, last, turn
+                )
                 turn += 1
                 launch.check_functions(room)
                 yield
@@ -134,7 +141,12 @@ class _Backward:
         score = plan.problem.score
         if "softcap" in self.wanted:
             found["softcap"] = np.asarray(sums[:, kernels.SOFTCAP].sum())
-        of_heads = sums[:, kernels.ALIBI :].reshape(self.batch, self.key_heads, self.parts, plan.problem.group).sum(axis=(0, 2)).reshape(-1)
+        of_heads = (
+            sums[:, kernels.ALIBI :]
+            .reshape(self.batch, self.key_heads, self.parts, plan.problem.group)
+            .sum(axis=(0, 2))
+            .reshape(-1)
+        )
         if "alibi" in self.wanted:
             found["alibi"] = of_heads
         if "sinks" in self.wanted:
@@ -157,7 +169,9 @@ class _Backward:
             found["vector"] = direct * problem.scale
             found["scale"] = np.asarray(np.dot(direct, vector.astype(np.float64)))
             if "query_weight" in self.wanted:
-                found["query_weight"] = np.einsum("bhid,bhie->de", query.astype(at).reshape(whole), asked, optimize=True)
+                found["query_weight"] = np.einsum(
+                    "bhid,bhie->de", query.astype(at).reshape(whole), asked, optimize=True
+                )
             if "key_weight" in self.wanted:
                 keys = problem.key.astype(at).reshape(self.batch, self.key_heads, self.keys, problem.key.shape[-1])
                 found["key_weight"] = np.einsum("bhid,bhie->de", keys, offered, optimize=True)
@@ -174,7 +188,7 @@ class _Backward:
                 found["weight"] = np.einsum(sums, seen, raw, optimize=True) * at.type(problem.scale)
             raw = raw @ weight.swapaxes(-1, -2)
         if "scale" in self.wanted:
-            pairs = zip(np.ndindex(raw.shape[:2]), query.reshape(-1, *whole[2:]), strict=True)
+            pairs = zip(np.ndindex(raw.shape[:2]), query.reshape(self.batch * self.heads, *whole[2:]), strict=True)
             total = sum(np.sum(np.where(raw[n] == 0, 0, raw[n] * own.astype(at)), dtype=np.float64) for n, own in pairs)
             found["scale"] = np.asarray(total)
         if "query" in self.wanted:
@@ -186,8 +200,8 @@ class _Backward:
         if given is not None:
             return array.reshape(given.shape)
         if name in ("alibi", "sinks"):
-            own = problem.score.slopes if name == "alibi" else problem.score.sinks
-            return summed_to(array, np.shape(own)) if np.ndim(own) else np.asarray(array.sum())
+            own = np.asarray(problem.score.slopes if name == "alibi" else problem.score.sinks)
+            return summed_to(array, own.shape) if own.ndim else np.asarray(array.sum())
         return array
 
 
@@ -209,7 +223,8 @@ class _Bias:
         self.place = (place.address, place.offsets, step, *place.steps)
 
     def total(self) -> Floats:
-        return self._array.sum(axis=0).reshape(self._shape) if len(self._array) > 1 else self._array[0].reshape(self._shape)
+        array = self._array.sum(axis=0) if len(self._array) > 1 else self._array[0]
+        return array.reshape(self._shape)
 
 
 def _rounds(plan: Plan, parts: int, with_bias: bool) -> Iterator[Ints]:
@@ -232,6 +247,7 @@ def _rounds(plan: Plan, parts: int, with_bias: bool) -> Iterator[Ints]:
 
 def _widths(dim: int, value_dim: int, micro: int, lanes: int) -> tuple[int, int, int, int]:
     """Of rows of keys and values, whole micro-tiles, and of queries and output gradients, whole vectors."""
+
     def whole(size: int, unit: int) -> int:
         return -(-max(size, 1) // unit) * unit
 

@@ -1,13 +1,13 @@
 """The backward pass: gradients of query, key, value and of what scores are made of, from the output's gradient.
 
 Weights are recomputed from scores and logsumexp, tile by tile, and never kept: memory is linear in tokens. This is Dao
-et al. 2022, *FlashAttention*, algorithm 4 (dO is grad_output, D is own, dV, dP and dS are grad_value, changes before and
-after ``change_tile``), with keys in the outer loop.
+et al. 2022, *FlashAttention*, algorithm 4, with keys in the outer loop: dO is grad_output, D is own, dV is grad_value,
+dP and dS are changes before and after ``change_tile``.
 
 A work item is a part of the keys of a key head, with all queries of its group of heads. It is done in turns of TURN
-keys, whose gradients are summed on the thread's desk and written once. Those of queries are summed over turns in memory,
-for each part apart, and over the parts afterwards: no two items write to the same place, and what each adds up, and in
-which order, depends on no number of threads.
+keys, whose gradients are summed on the thread's desk and written once. Those of queries are summed over turns in
+memory, for each part apart, and over the parts afterwards: no two items write to the same place, and what each adds
+up, and in which order, depends on no number of threads.
 """
 
 from typing import Any, NamedTuple
@@ -46,7 +46,6 @@ from clearhead.kernels.tiles import (
     look,
     part_seen,
     room,
-    row_of,
     score_keys,
     take_tile,
     whole_micro,
@@ -111,7 +110,7 @@ class Desk(NamedTuple):
     softcap: Any  # (rows,): and of the softcap
 
 
-def desk_sizes(b, dim, rows):
+def desk_sizes(b: Back, dim: int, rows: int) -> tuple[int, ...]:
     """How many numbers each part of a desk has."""
     tile = STEP * rows
     return (TURN * b.key_width, TURN * b.value_width, TURN * max(b.query_width, dim), TURN * b.out_width,

@@ -134,7 +134,9 @@ def attend_block(x, room, batch, head, count, block, keys, ride):
             value, value_step = values_of(x, w, batch, head, block, keys)
             values_there = True
         own_key, own_value = pointer(key, begin * key_step), pointer(value, begin * value_step)
-        shown = score_keys(x, w, batch, head, first, some, own_key, key_step, own_value, value_step, shown, marked, None)
+        shown = score_keys(
+            x, w, batch, head, first, some, own_key, key_step, own_value, value_step, shown, marked, None
+        )
         if shown != WHOLLY and not finite_known:
             finite, finite_known = values_finite(x, value, value_step, keys), True
         # A hidden value, times its weight of 0, is nothing: but only if it is finite.
