@@ -133,7 +133,7 @@ class _Backward:
                 yield
 
         one = self.queries * plan.problem.group * max(1, self.keys // self.parts) * (x.dim + x.value_dim + 8)
-        share(some, len(items), len(items) if one * len(items) <= launch.GRAIN else 1)
+        share(some, len(items), max(1, len(items)) if one * len(items) <= launch.GRAIN else 1)
 
     def _of_rows(self, sums: NDArray[np.float64]) -> dict[str, Floats]:
         """Gradients of numbers that are one for a head, or for all: of what is wanted."""
@@ -224,7 +224,7 @@ class _Bias:
 
     def total(self) -> Floats:
         array = self._array.sum(axis=0) if len(self._array) > 1 else self._array[0]
-        return array.reshape(self._shape)
+        return np.asarray(array.reshape(self._shape))
 
 
 def _rounds(plan: Plan, parts: int, with_bias: bool) -> Iterator[Ints]:
