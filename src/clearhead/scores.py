@@ -106,8 +106,8 @@ def dot(
     sinks : array (heads,), optional
         One logit per head which takes part in the softmax and has no value: weights then sum to less than 1.
     derivative : callable, optional
-        That of ``function`` by score, of the same arguments, for gradients: see ``clearhead.gradients``. None: it is
-        found by differentiating ``function`` itself, step by step, where a gradient is asked for.
+        That of ``function`` by score, of the same arguments, for gradients: see ``clearhead.gradients``. None: central
+        differences of the compiled ``function``, in float64, where a gradient is asked for: good to some 1e-9.
 
     References
     ----------
