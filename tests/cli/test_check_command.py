@@ -53,6 +53,26 @@ def test_numbers_that_are_none_fail(recorded: Path, tmp_path: Path, run: Run) ->
     assert [site["row_sum"] < 1e-5 for site in data["sites"]] == [True, False, True]
 
 
+def test_of_measures_alone_the_record_is_told_and_the_numbers_are_held_against_it(
+    model: Path, text: Path, tmp_path: Path, run: Run
+) -> None:
+    path = tmp_path / "t"
+    assert run("trace", model, "--text", text, "--measures-only", "-o", path).exit_code == 0
+    result = run("check", path)
+    assert result.exit_code == 0
+    said = " ".join(result.stdout.split())
+    assert "Of 3 attentions measures alone are kept: rows were looked at when the trace was recorded" in said
+    file = next(path.glob("self-001*"))
+    whole = {name: array.copy() for name, array in read_tensors(file).items()}
+    for wrong in (0.1, np.nan):
+        arrays = {name: array.copy() for name, array in whole.items()}
+        arrays["measure.received"][0, 2, 3] += wrong
+        write_tensors(file, arrays)
+        assert run("check", path).exit_code == 1
+    write_tensors(file, whole)
+    assert run("check", path).exit_code == 0
+
+
 def test_weights_after_dropout_fail(tmp_path: Path, run: Run) -> None:
     """transformers#31468: their rows do not sum to 1."""
     kept = np.random.default_rng(0).random((1, 2, 9, 9)) < 0.9

@@ -121,11 +121,16 @@ def test_parquet_without_its_package(recorded: Path, tmp_path: Path, run: Run, m
 
 
 def test_parquet_holds_what_csv_holds(recorded: Path, tmp_path: Path, run: Run) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet", reason="pip install pyarrow")
+    import pyarrow.parquet as parquet
+
     exported(run, recorded, tmp_path / "m.parquet")
     exported(run, recorded, tmp_path / "m.csv")
     table = parquet.read_table(tmp_path / "m.parquet").to_pydict()
-    assert list(table["entropy"]) == [float(line["entropy"]) for line in lines(tmp_path / "m.csv")]
+    written = lines(tmp_path / "m.csv")
+    assert list(table) == list(written[0])
+    assert table["kind"] == [line["kind"] for line in written]
+    for name in ("layer", "head", "rows", "entropy", "far", "coverage"):
+        assert table[name] == [float(line[name]) for line in written]
 
 
 def test_alignments(tmp_path: Path, run: Run) -> None:

@@ -30,13 +30,13 @@ def check(
     if as_json:
         print_json({"passed": checks.passed, **asdict(checks)})
     else:
-        show(stdout(), checks)
+        show(stdout(), checks, sum(site.kept == "measures" for site in found.sites))
     if not checks.passed:
         raise typer.Exit(1)
 
 
-def show(console: Console, checks: Checks) -> None:
-    """A line for each attention, and the outcome."""
+def show(console: Console, checks: Checks, measured: int = 0) -> None:
+    """A line for each attention, and the outcome. ``measured`` : of how many measures alone are kept."""
     from rich.table import Table
     from rich.text import Text
 
@@ -54,6 +54,11 @@ def show(console: Console, checks: Checks) -> None:
         f"\n{rows:,} rows of {len(checks.sites)} attentions looked at. Sums may be off by 1e-5; hidden keys have no "
         f"weight; outputs were compared with the model's own when the trace was recorded."
     )
+    if measured:
+        console.print(
+            f"Of {measured} attention{'s' * (measured != 1)} measures alone are kept: rows were looked at when the "
+            f"trace was recorded, now only what keys received."
+        )
     for what in together(checks.missing):
         console.print(f"Not recorded: {what}", soft_wrap=True)
     console.print("passed" if checks.passed else "FAILED", style="bold green" if checks.passed else "bold red")

@@ -104,6 +104,15 @@ def look_at_rows(
     return count, worst, hidden
 
 
+def look_at_measures(received: NDArray[Any], rows: NDArray[Any]) -> float:
+    """By how much the keys of a head received more than its rows gave, a row; all that measures alone can be asked.
+
+    received : (heads, keys); rows : (heads,), how many see something. (A learned sink may take what keys did not.)"""
+    more = np.asarray(received, np.float64).sum(axis=-1) - rows
+    more = np.where(np.isnan(more), np.inf, more) / np.maximum(rows, 1)
+    return float(max(0.0, more.max())) if more.size else 0.0
+
+
 def _seen(site: Site, arrays: dict[str, NDArray[Any]], text: int, row: int) -> NDArray[np.bool_]:
     """(1 or heads, keys): which keys a row may see, the future never where the model is causal."""
     key = np.arange(site.keys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -197,17 +198,22 @@ class Trace(Questions):
     def check(self) -> Checks:
         """Look at some rows of every site again: row sums, and weights on hidden or future keys.
 
-        Outputs cannot be compared again, since values are not kept: ``output`` is what was found when recorded."""
-        from clearhead.trace.faithful import look_at_rows
+        Outputs cannot be compared again, since values are not kept: ``output`` is what was found when recorded. So are
+        rows where measures alone are kept: what their keys received is held against what their rows can have given.
+        """
+        from clearhead.trace.faithful import look_at_measures, look_at_rows
 
         then = {(check.kind, check.layer): check for check in self.checks.sites}
         found = []
         for site in self.sites:
+            texts = range(len(self._side(site, "query").texts))
             if site.kept == "measures":
-                found += [then[site.kind, site.layer]]
+                known = [self.measures(site.layer, site.kind, text) for text in texts]
+                before = then[site.kind, site.layer]
+                more = max(look_at_measures(measures.received, measures.rows) for measures in known)
+                found += [replace(before, row_sum=max(before.row_sum, more))]
                 continue
             arrays = self.arrays(site.layer, site.kind)
-            texts = range(len(self._side(site, "query").texts))
             looked = [look_at_rows(site, arrays, text, site_weights(site, arrays, text)) for text in texts]
             before = then.get((site.kind, site.layer))
             dtype, output = (site.dtype, None) if before is None else (before.dtype, before.output)
