@@ -209,9 +209,9 @@ class Trace(Questions):
             texts = range(len(self._side(site, "query").texts))
             if site.kept == "measures":
                 known = [self.measures(site.layer, site.kind, text) for text in texts]
-                before = then[site.kind, site.layer]
+                recorded = then[site.kind, site.layer]
                 more = max(look_at_measures(measures.received, measures.rows) for measures in known)
-                found += [replace(before, row_sum=max(before.row_sum, more))]
+                found += [replace(recorded, row_sum=max(recorded.row_sum, more))]
                 continue
             arrays = self.arrays(site.layer, site.kind)
             looked = [look_at_rows(site, arrays, text, site_weights(site, arrays, text)) for text in texts]
