@@ -1,0 +1,18 @@
+"""Attention in torch: faster on CPUs, differentiable in every argument, and with its weights in view.
+
+    attention.py      the call, and which road it takes
+      call.py           its tensors in order, and what else is fixed
+      autograd.py       a node of autograd's graph
+      library.py        operators for torch.compile, fake tensors, modes
+      fused.py          by the kernels           arrays.py   tensors and arrays on the same memory
+      operations.py     by torch's operations    products.py, dropping.py
+
+>>> import torch, clearhead.torch
+>>> x = torch.randn(3, 4)
+>>> clearhead.torch.attention(x, x, x).shape
+torch.Size([3, 4])
+"""
+
+from clearhead.torch.attention import attention
+
+__all__ = ["attention"]
