@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clearhead import launch
-from clearhead.core_backward import summed_to
+from clearhead.core_backward import parameters, summed_to
 from clearhead.kernels import backward as kernels
 from clearhead.kernels import functions
 from clearhead.kernels.arguments import likes, pack
 from clearhead.kernels.threads import share
+from clearhead.kernels.tiles import lay_out
 from clearhead.plan import Plan, address, in_nats, strided
 from clearhead.scores import Additive, General
 
@@ -119,10 +120,11 @@ class _Backward:
         x = x._replace(logsumexp=logs)
         packed, kinds = pack(x), likes(x, self.at)
         needed = (self.at, x.dim, x.value_dim, plan.depth)
-        sizes = kernels.desk_sizes(kernels.Back(*numbers.tolist()), x.dim, x.rows)
+        numbers_each = kernels.desk_sizes(kernels.Back(*numbers.tolist()), x.dim, x.rows)
+        sizes = [count * self.at.itemsize for count in numbers_each]
 
         def some(first: int, last: int) -> Iterator[None]:
-            room, (places, _buffer) = launch.room_for(needed), _desk(sizes, self.at)
+            room, (places, _buffer) = launch.room_for(needed), lay_out(sizes)
             turn, more = 0, True
             while more:
                 more = kernels.backward(
@@ -141,14 +143,9 @@ class _Backward:
         score = plan.problem.score
         if "softcap" in self.wanted:
             found["softcap"] = np.asarray(sums[:, kernels.SOFTCAP].sum())
-        of_heads = (
-            sums[:, kernels.ALIBI :]
-            .reshape(self.batch, self.key_heads, self.parts, plan.problem.group)
-            .sum(axis=(0, 2))
-            .reshape(-1)
-        )
         if "alibi" in self.wanted:
-            found["alibi"] = of_heads
+            of_heads = sums[:, kernels.ALIBI :].reshape(self.batch, self.key_heads, self.parts, plan.problem.group)
+            found["alibi"] = of_heads.sum(axis=(0, 2)).reshape(-1)
         if "sinks" in self.wanted:
             assert score.sinks is not None
             logs = in_nats(plan, self.logsumexp).reshape(self.batch, self.heads, self.queries)
@@ -200,8 +197,7 @@ class _Backward:
         if given is not None:
             return array.reshape(given.shape)
         if name in ("alibi", "sinks"):
-            own = np.asarray(problem.score.slopes if name == "alibi" else problem.score.sinks)
-            return summed_to(array, own.shape) if own.ndim else np.asarray(array.sum())
+            return summed_to(array, np.shape(parameters(problem.score)[name]))
         return array
 
 
@@ -261,14 +257,3 @@ def _made_up(array: Floats, width: int, at: np.dtype[Any]) -> Floats:
     out = np.zeros((len(array), width), at)
     out[:, : array.shape[1]] = array
     return out
-
-
-def _desk(sizes: tuple[int, ...], at: np.dtype[Any]) -> tuple[Ints, NDArray[np.uint8]]:
-    """(where its parts lie, the memory): zeros."""
-    buffer = np.zeros(sum(size * at.itemsize + 63 for size in sizes) + 64, np.uint8)
-    places, place = [], address(buffer)
-    for size in sizes:
-        place = -(-place // 64) * 64
-        places.append(place)
-        place += size * at.itemsize
-    return np.array(places, np.int64), buffer

@@ -39,7 +39,7 @@ def run(plan: Plan) -> tuple[Floats, Floats]:
 
     The latter in two parts, see ``kernels.forward``.
     """
-    return ready(plan if lies_ready(plan) else laid_out(plan)).run()
+    return ready(plan if lies_ready(plan) else _laid_out(plan)).run()
 
 
 def stored_dtype(plan: Plan) -> np.dtype[Any]:
@@ -60,7 +60,7 @@ def lies_ready(plan: Plan) -> bool:
     return all(step == 1 for step in steps[few:]) if few or by_amx(plan) else True
 
 
-def laid_out(plan: Plan) -> Plan:
+def _laid_out(plan: Plan) -> Plan:
     """The same on copies whose rows lie in one piece."""
     problem = plan.problem
     assert problem.value is not None

@@ -16,7 +16,7 @@ from clearhead.kernels.arguments import likes, pack
 from clearhead.kernels.forward import attend_and_measure
 from clearhead.kernels.measure import Asked
 from clearhead.kernels.target import host
-from clearhead.kernels.tiles import TOGETHER
+from clearhead.kernels.tiles import TOGETHER, lay_out
 from clearhead.kernels.visible import BLOCK
 from clearhead.plan import Plan, address, strided
 
@@ -166,13 +166,7 @@ class _Room:
 
     def desk(self) -> tuple[Ints, NDArray[np.uint8]]:
         """(where its parts lie, the memory): zeros."""
-        buffer = np.zeros(sum(size + 63 for size in self._parts) + 64, np.uint8)
-        places, place = [], address(buffer)
-        for size in self._parts:
-            place = -(-place // 64) * 64
-            places.append(place)
-            place += size
-        return np.array(places, np.int64), buffer
+        return lay_out(self._parts)
 
 
 def _go_through(plan: Plan, logsumexp: Floats, rows: Floats, asked: Ints, chunks: int, tiles: int, room: _Room) -> None:

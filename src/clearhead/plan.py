@@ -76,7 +76,7 @@ def plan(problem: Problem) -> Plan:
 
     def place(array: NDArray[Any] | None) -> Strided:
         if array is None:
-            return absent(at)
+            return _absent(at)
         array = readable(array)
         found, offsets = strided(array)
         kept.extend((array, offsets))
@@ -92,8 +92,8 @@ def plan(problem: Problem) -> Plan:
         start=place(start[..., None]),
         stop=place(stop[..., None]),
         bias=place(bias),
-        output=absent(at),
-        logsumexp=absent(np.dtype(np.float64)),
+        output=_absent(at),
+        logsumexp=_absent(np.dtype(np.float64)),
         program=address(table) if len(table) else 0,
         steps=len(table),
         slopes=0 if slopes is None else address(slopes),
@@ -124,7 +124,7 @@ def in_nats(plan: Plan, logsumexp: Floats) -> NDArray[np.float64]:
 
 def without_value(plan: Plan) -> Plan:
     """The same scores with nothing to mix: for their logsumexp alone."""
-    return replace(plan, arguments=plan.arguments._replace(value=absent(plan.problem.compute_dtype), value_dim=0))
+    return replace(plan, arguments=plan.arguments._replace(value=_absent(plan.problem.compute_dtype), value_dim=0))
 
 
 def strided(array: NDArray[Any]) -> tuple[Strided, Ints]:
@@ -235,7 +235,7 @@ def _like(dtype: np.dtype[Any]) -> np.generic:
 
 
 @cache
-def absent(dtype: np.dtype[Any]) -> Strided:
+def _absent(dtype: np.dtype[Any]) -> Strided:
     return Strided(_like(dtype), 0, address(_ZERO), (0, 0, 0), 0)
 
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 from torch.nn.functional import scaled_dot_product_attention as theirs
 
 import clearhead as ch
-import torch
 from clearhead.torch import attention
 
 BOUND = {torch.float32: 1e-5, torch.float64: 1e-12, torch.float16: 5e-3, torch.bfloat16: 4e-2}

@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -92,16 +93,22 @@ def workspace(dtype: DTypeLike, dim: int, value_dim: int, depth: int) -> Workspa
         "odd": BLOCK,
         "failed": 8,
     }
-    buffer = np.zeros(sum(size + 63 for size in parts.values()) + 64, np.uint8)
-    first = buffer.ctypes.data
-    places, place = [], first
-    for name in Scratch._fields:
+    places, buffer = lay_out([parts[name] for name in Scratch._fields])
+    apart = [parts[name] // TOGETHER if name in _OWN else 0 for name in Scratch._fields]
+    failed = buffer[places[-1] - buffer.ctypes.data :][:8].view(np.int64)
+    return Workspace((places + np.arange(TOGETHER)[:, None] * np.array(apart)).reshape(-1), failed, buffer)
+
+
+def lay_out(sizes: Iterable[int]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """(where parts of so many bytes lie, the memory that they lie in): zeros; each begins on a cache line."""
+    sizes = tuple(sizes)
+    buffer = np.zeros(sum(size + 63 for size in sizes) + 64, np.uint8)
+    places, place = [], buffer.ctypes.data
+    for size in sizes:
         place = -(-place // 64) * 64
         places.append(place)
-        place += parts[name]
-    apart = [parts[name] // TOGETHER if name in _OWN else 0 for name in Scratch._fields]
-    failed = buffer[places[-1] - first :][:8].view(np.int64)
-    return Workspace((np.array(places) + np.arange(TOGETHER)[:, None] * np.array(apart)).reshape(-1), failed, buffer)
+        place += size
+    return np.array(places, np.int64), buffer
 
 
 @intrinsic

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from numpy.typing import ArrayLike
+from torch import Tensor
 from torch.autograd import forward_ad
 
-import torch
 from clearhead.algebra import Align, Mask
 from clearhead.attend import attention_weights
 from clearhead.scores import Additive, General, Score
@@ -21,7 +22,6 @@ from clearhead.torch import autograd, fused, library, operations
 from clearhead.torch.arrays import FLOATS, array_of
 from clearhead.torch.call import Fixed, Tensors, mask_of, named, score_of
 from clearhead.weights import AttentionWeights
-from torch import Tensor
 
 Numbers = Tensor | ArrayLike
 _LOWERED = (torch.float32, torch.float16, torch.bfloat16)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor, is_grad_enabled
 from torch.autograd import Function
 
 from clearhead.torch import fused, operations
 from clearhead.torch.call import NAMES, VALUE, Fixed, Tensors
-from torch import Tensor, is_grad_enabled
 
 COUNT = len(NAMES)
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from clearhead import masks, scores
 from clearhead.algebra import Align, Mask
 from clearhead.gradients import NAMES as DIFFERENTIABLE
 from clearhead.problem import Problem, check
 from clearhead.scores import Score
-from torch import Tensor
 
 NAMES = (*DIFFERENTIABLE, "allowed", "seed")
 QUERY, KEY, VALUE = range(3)

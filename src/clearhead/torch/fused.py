@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from clearhead import launch
 from clearhead.again import recall
@@ -19,7 +20,6 @@ from clearhead.plan import Plan, in_nats, plan
 from clearhead.torch.arrays import array_of, tensor_of
 from clearhead.torch.call import Fixed, Tensors, mask_of, named, problem_of, score_of
 from clearhead.weights import AttentionWeights
-from torch import Tensor
 
 Arrays = dict[str, NDArray[Any]]
 

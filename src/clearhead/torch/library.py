@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from clearhead.torch import autograd, operations
 from clearhead.torch.call import NAMES, Fixed
-from torch import Tensor
 
 _kept: list[tuple[Any, ...]] = []
 _handles: dict[Any, int] = {}

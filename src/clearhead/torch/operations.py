@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-
 import torch
+from torch import Tensor
+
 from clearhead.algebra import Cells
 from clearhead.problem import Problem
 from clearhead.torch.arrays import stand_in
 from clearhead.torch.call import NAMES, Fixed, Tensors, named, problem_of
 from clearhead.torch.dropping import kept
 from clearhead.torch.products import match, mix
-from torch import Tensor
 
 CELLS = 1 << 20  # scores held at once by blocks of rows: some 50 MB of matrices that make them
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.autograd import Function
-
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 
 def match(query: Tensor, key: Tensor, seen: Tensor) -> Tensor:
