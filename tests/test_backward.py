@@ -148,3 +148,20 @@ def test_the_bits_do_not_depend_on_the_number_of_threads():
     for name in ("query", "key", "value", "bias", "sinks", "softcap", "scale"):
         one, two, five = (getattr(each, name).tobytes() for each in found)
         assert one == two == five, name
+
+
+@pytest.mark.parametrize(
+    "score",
+    [scores.general(number(DIM, DIM + 3)), scores.additive(number(DIM, 5), number(DIM + 3, 5), number(5))],
+    ids=["general", "additive"],
+)
+def test_what_is_asked_for_alone_is_the_same(score):
+    query, _, value, grad, logs = arrays()
+    key = number(2, KEYS, DIM + 3)
+    _, vjp = ch.attention_vjp(query, key, value, score=score)
+    whole = vjp(grad, logs)
+    names = [name for name in ("query", "key", "value", "scale", "weight", "query_weight", "key_weight", "vector")
+             if getattr(whole, name) is not None]  # fmt: skip
+    assert len(names) >= 5
+    for name in names:
+        np.testing.assert_array_equal(getattr(vjp(grad, logs, [name]), name), getattr(whole, name), err_msg=name)

@@ -40,8 +40,7 @@ def run(
     """
     names = frozenset(wanted)
     with np.errstate(all="ignore"):  # numbers that are not finite go through as IEEE has them
-        found = _Backward(plan, output, logsumexp, grad_output, grad_logsumexp, names).run()
-    return {name: array for name, array in found.items() if name in names}
+        return _Backward(plan, output, logsumexp, grad_output, grad_logsumexp, names).run()
 
 
 class _Backward:
@@ -112,7 +111,7 @@ class _Backward:
             found["bias"] = bias.total()
         found |= self._of_rows(sums)
         self._through_match(found, of_vector)
-        return {name: self._shaped(name, array) for name, array in found.items()}
+        return {name: self._shaped(name, array) for name, array in found.items() if name in wanted}
 
     def _go_through(self, numbers: Ints, bias_like: Any, items: Ints) -> None:
         plan, x = self.plan, self.plan.arguments
