@@ -6,6 +6,7 @@
       library.py        operators for torch.compile, fake tensors, modes
       fused.py          by the kernels           arrays.py   tensors and arrays on the same memory
       operations.py     by torch's operations    products.py, dropping.py
+    modules/          torch.nn.Modules: MultiHeadAttention, AdditiveAttention, MultiplicativeAttention
 
 >>> import torch, clearhead.torch
 >>> x = torch.randn(3, 4)
@@ -14,5 +15,6 @@ torch.Size([3, 4])
 """
 
 from clearhead.torch.attention import attention
+from clearhead.torch.modules import AdditiveAttention, MultiHeadAttention, MultiplicativeAttention
 
-__all__ = ["attention"]
+__all__ = ["AdditiveAttention", "MultiHeadAttention", "MultiplicativeAttention", "attention"]
