@@ -53,7 +53,7 @@ def timed(workload: Workload, libraries: dict[str, Peer], threads: int, repeats:
     if workload.beside is not None and OURS in calls:
         others[BESIDE] = libraries[OURS].prepare(workload.beside)
     try:
-        samples = paired.prepare(calls | others, repeats)
+        samples = paired.prepare(calls | others, repeats, best=frozenset({LIMIT}))
         try:
             for _ in range(repeats):
                 samples.repeat()

@@ -27,14 +27,16 @@ Everything runs in one process, in turn. A repetition runs every library, the ma
 set beside other work, that too, once each, in an order that turns, after the threads of the one before have come to
 rest; calls shorter than 50 ms are repeated until they fill that. Ratios are taken within repetitions, and the median of
 those is shown, so that what disturbs the machine meets all alike. What takes very long takes part in the first
-repetitions alone (noted below). Before anything is timed, 64 rows of each result are compared with NumPy in float64.
+repetitions alone (noted below). Before anything is timed, 64 rows of each result, and of gradients one head, are
+compared with NumPy in float64.
 
-Work is that of the two products over visible cells, nothing for the softmax or a score's tanh, or for one query the
-bytes of keys and values. The limit is what the machine does at best in the same repetitions: multiply-adds in the
-vector units (in float32 for 16-bit inputs), or reading memory that no cache holds. Libraries get their inputs converted
-and laid out as they want them; that is not timed. Naive NumPy is given 16-bit inputs as float32. OpenVINO is told to
-compute in the precision of its inputs. Memory is the peak of one call in a process of its own, beyond inputs and
-outputs.
+Work is that of the two products over visible cells (of seven, forward and backward), nothing for the softmax or a
+score's tanh, or for one query the bytes of keys and values. The limit is what the machine does at best, the fastest of
+four tries in each repetition: multiply-adds in the vector units (in float32 for 16-bit inputs), or reading memory that
+no cache holds. "At the limit" is what a program would reach that does nothing else: a target beyond it cannot be met on
+this machine. Libraries get their inputs converted and laid out as they want them; that is not timed. Naive NumPy is
+given 16-bit inputs as float32. OpenVINO is told to compute in the precision of its inputs. Memory is the peak of one
+call in a process of its own, beyond inputs and outputs.
 """
 
 
@@ -101,10 +103,13 @@ def run(found: Found) -> str:
 
 
 def targets(rows: list[Found], about: Found) -> str:
-    """Each row's targets and what it reached."""
-    judged = [(row, *show.judged(target, about)) for row in rows for target in row["targets"]]
-    cells = [[row["title"], title, str(row["threads"]), reached, short] for row, title, reached, short in judged]
-    return table(["work", "target", "threads", "reached", ""], cells, left=2)
+    """Each row's targets, what it reached, and what would be reached at the machine's limit."""
+    judged = [(row, target, *show.judged(target, about)) for row in rows for target in row["targets"]]
+    cells = [
+        [row["title"], title, str(row["threads"]), reached, show.at_limit(target), short]
+        for row, target, title, reached, short in judged
+    ]
+    return table(["work", "target", "threads", "reached", "at the limit", ""], cells, left=2)
 
 
 def table(heads: list[str], rows: list[list[str]], left: int = 1) -> str:

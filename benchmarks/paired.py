@@ -15,13 +15,23 @@ from typing import Any
 SHORTEST = 0.05  # seconds of a sample: shorter calls are repeated until it is full
 BUDGET = 8.0  # seconds that a subject may take in all, once it has
 FEWEST = 3  # repetitions
+BEST_OF = 4  # calls of a subject of which the fastest counts
 
 
 class Samples:
-    """Seconds per call of each subject, one number for each repetition that it takes part in: the first ``most``."""
+    """Seconds per call of each subject, one number for each repetition that it takes part in: the first ``most``.
 
-    def __init__(self, subjects: dict[str, Callable[[], Any]], calls: dict[str, int], most: dict[str, int]) -> None:
-        self.subjects, self.calls, self.most = subjects, calls, most
+    Of a repetition's calls that is the mean, or for subjects in ``best`` the least.
+    """
+
+    def __init__(
+        self,
+        subjects: dict[str, Callable[[], Any]],
+        calls: dict[str, int],
+        most: dict[str, int],
+        best: frozenset[str] = frozenset(),
+    ) -> None:
+        self.subjects, self.calls, self.most, self.best = subjects, calls, most, best
         self.seconds: dict[str, list[float]] = {name: [] for name in subjects}
 
     def repeat(self) -> None:
@@ -32,7 +42,10 @@ class Samples:
         once = {}
         for name in names[turn:] + names[:turn]:
             settle()
-            once[name] = _per_call(self.subjects[name], self.calls[name])
+            if name in self.best:
+                once[name] = min(_per_call(self.subjects[name], 1) for _ in range(self.calls[name]))
+            else:
+                once[name] = _per_call(self.subjects[name], self.calls[name])
         for name, seconds in once.items():
             self.seconds[name].append(seconds)
 
@@ -49,7 +62,7 @@ class Samples:
         return statistics.median(a / b for a, b in zip(self.seconds[name], self.seconds[to], strict=False))
 
 
-def prepare(subjects: dict[str, Callable[[], Any]], repeats: int) -> Samples:
+def prepare(subjects: dict[str, Callable[[], Any]], repeats: int, best: frozenset[str] = frozenset()) -> Samples:
     """Samples without a repetition yet: each subject has run, and it is known how often it fits into a sample."""
     calls, most = {}, {}
     for name, call in subjects.items():
@@ -59,9 +72,9 @@ def prepare(subjects: dict[str, Callable[[], Any]], repeats: int) -> Samples:
             once = min(once, _per_call(call, 1))
         if once < SHORTEST:
             once = _per_call(call, max(1, int(SHORTEST / 4 / once)))
-        calls[name] = max(1, round(SHORTEST / once))
+        calls[name] = BEST_OF if name in best else max(1, round(SHORTEST / once))
         most[name] = min(repeats, max(FEWEST, int(BUDGET / max(once, SHORTEST))))
-    return Samples(subjects, calls, most)
+    return Samples(subjects, calls, most, best)
 
 
 def settle() -> None:

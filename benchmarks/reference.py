@@ -1,16 +1,19 @@
 """Whether results are right, before anything is timed: some of their rows beside the three lines in float64.
 
-A row costs one line of the matrix, so that any size can be checked, and any mask and score, by the same few lines.
+A row costs one line of the matrix, so that any size can be checked, and any mask and score, by the same few lines. Of
+gradients, one head is looked at whole: see ``reference_backward``.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import asked as asked_of
+import reference_backward
 from workload import Workload
 
 # How far results may lie from the reference, as norm(difference) / norm(reference).
@@ -23,10 +26,22 @@ Floats = NDArray[np.float64]
 def difference(workload: Workload, result: NDArray[Any]) -> float:
     """norm(result - reference) / norm(reference), over the rows that are looked at."""
     found = result.reshape(*workload.shape[:3], -1)
+    if workload.way == "both":
+        place = workload.batch - 1, workload.heads - 1
+        return max(map(_apart, *(np.split(each, 4, axis=-1) for each in (found[place], _head(workload, *place)))))
     rows = list(_rows(workload))
     expected = np.stack([row(workload, *place) for place in rows])
     got = np.stack([found[place] for place in rows]).astype(np.float64)
-    return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
+    return _apart(got, expected)
+
+
+def _apart(got: NDArray[Any], expected: Floats) -> float:
+    return float(np.linalg.norm(got.astype(np.float64) - expected) / np.linalg.norm(expected))
+
+
+@lru_cache(maxsize=1)
+def _head(workload: Workload, batch: int, head: int) -> Floats:
+    return reference_backward.head(workload, batch, head)
 
 
 def row(workload: Workload, batch: int, head: int, query: int) -> Floats:

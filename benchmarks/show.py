@@ -143,14 +143,20 @@ def starts(rows: list[Results], about: Results) -> Table:
 
 
 def targets(rows: list[Results], about: Results) -> Table:
-    """Each row with its target, and what it reached."""
-    table = _table("work", "threads", "target", "reached", "")
-    for column in (2, 4):
+    """Each row with its target, what it reached, and what would be reached at the machine's limit."""
+    table = _table("work", "threads", "target", "reached", "at the limit", "")
+    for column in (2, 5):
         table.columns[column].justify = "left"
     for row in rows:
         for target in row["targets"]:
-            table.add_row(row["title"], str(row["threads"]), *judged(target, about))
+            title, reached, short = judged(target, about)
+            table.add_row(row["title"], str(row["threads"]), title, reached, at_limit(target), short)
     return table
+
+
+def at_limit(target: Results) -> str:
+    """The figure of a program that is as fast as the machine; empty where that is no question."""
+    return "" if target["limit"] is None else written(target["figure"], target["limit"])
 
 
 def judged(target: Results, about: Results) -> tuple[str, str, str]:
@@ -171,7 +177,8 @@ def verdict(rows: list[Results], about: Results) -> str:
     ):
         for row, target in chosen:
             title, reached, _ = judged(target, about)
-            lines.append(f"{words}: {row['workload']}, {threads(row['threads'])}: {reached}, should be {title}")
+            best = f"; {at_limit(target)} at this machine's limit" if at_limit(target) else ""
+            lines.append(f"{words}: {row['workload']}, {threads(row['threads'])}: {reached}, should be {title}{best}")
     return "\n".join(lines)
 
 

@@ -48,7 +48,11 @@ class Target:
 
 
 def judge(targets: tuple[Target, ...], row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each target with what the row reached (None where it was not measured), and whether that is short of it."""
+    """Each target with what the row reached (None where it was not measured), and whether that is short of it.
+
+    ``limit`` is what would be reached by computing at the machine's limit, measured in the same repetitions, with
+    nothing for the softmax: no program can do better, so a target beyond it cannot be met on this machine.
+    """
     found = []
     for target in targets:
         reached, whose = _figure(target.figure, row)
@@ -58,6 +62,7 @@ def judge(targets: tuple[Target, ...], row: dict[str, Any]) -> list[dict[str, An
             "bound": target.at_least if target.at_least is not None else target.at_most,
             "reached": reached,
             "whose": whose,
+            "limit": _at_limit(target.figure, whose, row),
             "short": reached is not None and not target.met(reached),
         })  # fmt: skip
     return found
@@ -77,6 +82,14 @@ def written(figure: str, number: float) -> str:
         case "limit":
             return f"{number:.2f}"
     return f"{number:.2f}×"
+
+
+def _at_limit(figure: str, whose: str, row: dict[str, Any]) -> float | None:
+    """The figure of a program that is as fast as the machine; None where that is no question of speed."""
+    if figure == "limit":
+        return 1.0
+    share = row.get("share", {}).get(whose if figure == "fastest" else figure)
+    return None if share is None else 1 / share
 
 
 def _figure(figure: str, row: dict[str, Any]) -> tuple[float | None, str]:

@@ -1,7 +1,9 @@
 """What a piece of work is, as data: shapes, dtype, mask and score, and the arrays that follow from them.
 
-The FLOP count is that of the two products over the cells that the mask leaves visible, the softmax not counted.
-Decoding is counted in bytes instead: those of the keys and values, each of which must be read once.
+The FLOP count is that of the two products over the cells that the mask leaves visible, the softmax not counted; with
+gradients it is that of seven products: these two, and five on the way back (the scores again, and the gradients of
+weights, values, queries and keys). Decoding is counted in bytes instead: those of the keys and values, each of which
+must be read once.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ class Workload:
     score : "dot", "alibi" (dot product and ALiBi), or "additive" (its hidden dim is dim).
     told : how Clearhead is told the mask or the score: as what it is, or as a "function" of the user's.
     call : Clearhead's function. given : "random" inputs, or the tutorial's, which are 2-D.
+    way : "forward", or "both": the output, and the gradients of query, key and value (and of an additive score's
+    numbers) from an output gradient of standard normal numbers.
     asks : for measures, see ``asked``: those of rows "riding" along in the call; "all" of them, of weights whose
     logsumexp is known; or all of them "alone", of queries and keys with nothing known. "" : for none.
     bound : what limits it at best, "flops" or the "bytes" of keys and values.
@@ -57,6 +61,7 @@ class Workload:
     told: Literal["", "function"] = ""
     call: Literal["attention", "scaled_dot_product_attention"] = "attention"
     given: Literal["random", "tutorial"] = "random"
+    way: Literal["forward", "both"] = "forward"
     asks: Literal["", "riding", "all", "alone"] = ""
     bound: Literal["flops", "bytes"] = "flops"
     measures: Literal["time", "memory"] = "time"
@@ -83,6 +88,7 @@ class Workload:
             f"{self.queries} quer{'y' if self.queries == 1 else 'ies'}" if self.queries else "",
             "" if self.dtype == "float32" else self.dtype,
             "" if self.call == "attention" else "with weights",
+            "" if self.way == "forward" else "forward + backward",
             {"": "", "riding": "with row measures", "all": "all measures", "alone": "logsumexp and all measures"}[
                 self.asks
             ],
@@ -117,8 +123,9 @@ class Workload:
 
     @property
     def flops(self) -> int:
-        """A multiply-add counts two; each visible cell takes ``dim`` of them in either product."""
-        return 4 * self.dim * self.cells * self.heads
+        """A multiply-add counts two; each visible cell takes ``dim`` of them in each product."""
+        products = 2 if self.way == "forward" else 7
+        return 2 * products * self.dim * self.cells * self.heads
 
     @property
     def work(self) -> int:
@@ -141,7 +148,10 @@ class Workload:
 
     @property
     def output_nbytes(self) -> int:
-        return self.batch * self.heads * self.rows * self.dim * self._itemsize
+        """Of the output, and of the gradients of query, key and value where they are computed."""
+        queries, keys = self.heads * self.rows, (self.key_heads or self.heads) * self.tokens
+        rows = queries if self.way == "forward" else 2 * queries + 2 * keys
+        return self.batch * rows * self.dim * self._itemsize
 
     @property
     def _itemsize(self) -> int:
@@ -156,6 +166,11 @@ class Workload:
         when a model's layers follow one another.
         """
         return _tutorial() if self.given == "tutorial" else _arrays(self)
+
+    def grad_output(self) -> NDArray[Any]:
+        """The gradient that is given of the output: standard normal, like the inputs."""
+        made = np.random.default_rng(1986).standard_normal(self.shape, dtype=np.float32)
+        return made.astype(_dtype(self.dtype))
 
     @property
     def lengths(self) -> NDArray[np.int64]:

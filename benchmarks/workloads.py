@@ -15,6 +15,7 @@ from workload import Workload
 Row = Workload | Start
 
 FORWARD, MASKS, DECODE, SMALL = ("forward",), ("masks",), ("decode",), ("small",)
+BACKWARD = ("backward",)
 MEASURES, PLAIN = ("measures",), "× the time of the plain forward pass"
 OURS_ALONE: tuple[str, ...] = ()
 
@@ -85,12 +86,26 @@ ROWS: tuple[Row, ...] = (
     Workload("measures-alone", MEASURES, heads=8, tokens=4096, dim=64, mask="causal", asks="alone", peers=("naive",),
              beside=CAUSAL, targets=(Target("beside", at_most=1.8, of=PLAIN),
                                      Target("naive", at_least=10.0, of="× the speed of NumPy with the matrix"))),
+    Workload("backward-1024", BACKWARD, heads=8, tokens=1024, dim=64, mask="causal", way="both", peers=("torch",),
+             targets=(Target("torch", at_least=1.4),), headline=True),
+    Workload("backward-4096", BACKWARD, heads=8, tokens=4096, dim=128, mask="causal", way="both", peers=("torch",),
+             targets=(Target("torch", at_least=1.4),)),
+    Workload("backward-one", BACKWARD, heads=1, tokens=8192, dim=64, mask="causal", way="both", peers=("torch",),
+             targets=(Target("torch", at_least=2.0),)),
+    Workload("backward-bfloat16", BACKWARD, heads=8, tokens=1024, dim=64, dtype="bfloat16", mask="causal", way="both",
+             peers=("torch",), targets=(Target("torch", at_least=1.5),)),
+    Workload("backward-float16", BACKWARD, heads=8, tokens=1024, dim=64, dtype="float16", mask="causal", way="both",
+             peers=("torch",), targets=(Target("torch", at_least=8.0),)),
+    Workload("backward-additive", BACKWARD, batch=32, heads=1, tokens=40, dim=128, score="additive", way="both",
+             peers=("torch",), targets=(Target("torch", at_least=2.0, of="× the speed of torch's usual code"),)),
     Workload("worked", SMALL, heads=1, tokens=3, dim=4, dtype="float64", given="tutorial", peers=("naive",),
              targets=(Target("over naive", at_most=2.0),)),
     Workload("worked-weights", SMALL, heads=1, tokens=3, dim=4, dtype="float64", given="tutorial", peers=("naive",),
              call="scaled_dot_product_attention", targets=(Target("over naive", at_most=2.0),)),
     Workload("memory", ("memory",), heads=1, tokens=131_072, dim=64, mask="causal", measures="memory",
              peers=("torch",), targets=(Target("bytes", at_most=64e6),), headline=True),
+    Workload("backward-memory", ("memory", *BACKWARD), heads=1, tokens=65_536, dim=64, mask="causal", way="both",
+             measures="memory", peers=("torch",), targets=(Target("bytes", at_most=96e6),)),
     Workload("additive-memory", ("memory",), heads=8, tokens=4096, dim=64, score="additive", measures="memory",
              peers=OURS_ALONE, beside=ADDITIVE,
              targets=(Target("beside", at_most=1.1, of="× the memory a token that a quarter as many take"),)),

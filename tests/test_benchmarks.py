@@ -51,6 +51,8 @@ KINDS = [
     replace(SMALL, mask="causal", asks="riding"),
     replace(SMALL, mask="causal", asks="all"),
     replace(SMALL, mask="causal", asks="alone"),
+    replace(SMALL, mask="causal", way="both"),
+    replace(SMALL, score="additive", way="both"),
     Workload("tutorial", (), heads=1, tokens=3, dim=4, dtype="float64", given="tutorial"),
 ]
 
@@ -123,7 +125,7 @@ def test_what_a_row_is_set_beside_has_the_arithmetic_it_says() -> None:
 @pytest.mark.parametrize("workload", KINDS, ids=lambda w: f"{w.title}{w.told}")
 def test_results_agree_with_the_reference_and_wrong_ones_do_not(workload: Workload) -> None:
     """On every kind of work; and the cells that are counted are those that are visible."""
-    for name in ("clearhead", "naive"):
+    for name in ("clearhead", "naive", *(["torch"] if workload.way == "both" else [])):
         peer = peers.load(name)
         if peer.lacks(workload) is None:
             numbers = peer.numbers(peer.prepare(workload)())
@@ -192,6 +194,13 @@ def test_a_target_is_judged(target: Target, row: dict[str, Any], reached: float 
     assert (found["reached"], found["short"]) == (reached, short)
 
 
+def test_what_the_limit_would_reach_is_said() -> None:
+    row = {"times_ours": {"torch": 1.1, "jax": 0.9}, "share": {"clearhead": 0.88, "torch": 0.8, "jax": 0.5}}
+    wanted = (Target("torch", at_least=1.2), Target("fastest", at_least=1.2), Target("limit", at_least=0.8),
+              Target("bytes", at_most=1.0))  # fmt: skip
+    assert [target["limit"] for target in judge(wanted, row)] == [1.25, 2.0, 1.0, None]
+
+
 # timing
 
 
@@ -205,6 +214,14 @@ def test_what_takes_long_takes_part_in_the_first_repetitions_alone(monkeypatch: 
     assert {name: len(took) for name, took in samples.seconds.items()} == {"a": 5, "b": paired.FEWEST}
     samples.seconds = {"a": [1.0, 2.0, 3.0, 100.0, 100.0], "b": [2.0, 4.0, 6.0]}
     assert samples.ratio("b", to="a") == 2.0
+
+
+def test_of_a_limit_the_fastest_call_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paired, "_per_call", lambda call, calls: call())
+    seconds = iter([3.0, 2.0, 5.0, 4.0])
+    samples = paired.Samples({"limit": lambda: next(seconds)}, {"limit": 4}, {"limit": 1}, best=frozenset({"limit"}))
+    samples.repeat()
+    assert samples.seconds == {"limit": [2.0]}
 
 
 def test_a_new_process_is_timed_in_turn_with_another() -> None:
@@ -255,8 +272,8 @@ def test_a_run_measures_every_row_and_says_what_falls_short(quick: Any, capsys: 
 def test_an_interrupted_run_keeps_what_is_there(quick: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     prepare = measure.paired.prepare
 
-    def stops(subjects: dict[str, Any], repeats: int) -> Any:
-        samples = prepare(subjects, repeats)
+    def stops(*given: Any, **options: Any) -> Any:
+        samples = prepare(*given, **options)
         turns = itertools.count()
         again = samples.repeat
 

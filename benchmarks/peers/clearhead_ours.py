@@ -1,4 +1,4 @@
-"""Clearhead: ``clearhead.attention``."""
+"""Clearhead: ``clearhead.attention``, and with gradients ``clearhead.torch.attention``."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -26,6 +26,8 @@ def lacks(workload: Workload) -> str | None:
 
 
 def prepare(workload: Workload) -> Callable[[], Any]:
+    if workload.way == "both":
+        return _both_ways(workload)
     turns = itertools.cycle(workload.arrays())
     call, given = getattr(ch, workload.call), {}
     if workload.mask != "full":
@@ -35,6 +37,18 @@ def prepare(workload: Workload) -> Callable[[], Any]:
     if workload.asks:
         return _asking(workload, turns, given)
     return lambda: call(*next(turns), **given)
+
+
+def _both_ways(workload: Workload) -> Callable[[], Any]:
+    import tensors
+    from clearhead.torch import attention
+
+    mask = None if workload.mask == "full" else _mask(workload)
+
+    def with_mask(query: Any, key: Any, value: Any, *learned: Any) -> Any:
+        return attention(query, key, value, mask=mask, additive=learned or None)
+
+    return tensors.both_ways(workload, with_mask)
 
 
 def _asking(workload: Workload, turns: Iterator[Any], given: dict[str, Any]) -> Callable[[], Any]:
@@ -60,6 +74,10 @@ def numbers(result: Any) -> NDArray[np.float64]:
         workload, output, found = result
         top = None if output is not None else found.top.weights
         return asked.side_by_side(workload, {name: found[name] for name in asked.ROWS}, top, output)
+    if isinstance(result, tuple) and len(result) > 2:  # with gradients
+        import tensors
+
+        return tensors.numbers(result)
     output = result[0] if isinstance(result, tuple) else result  # with weights, or without
     return np.asarray(output).astype(np.float64)
 

@@ -31,6 +31,8 @@ def set_threads(count: int) -> bool:
 
 
 def lacks(workload: Workload) -> str | None:
+    if workload.way != "forward":
+        return "its gradients are not measured"
     if workload.dtype == "float16":
         return "it multiplies no float16 matrices on CPUs"
     if workload.dtype == "float64":

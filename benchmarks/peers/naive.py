@@ -26,6 +26,8 @@ def set_threads(count: int) -> bool:
 
 
 def lacks(workload: Workload) -> str | None:
+    if workload.way != "forward":
+        return "the three lines have no gradients"
     if workload.score != "dot":
         return f"the three lines have no {workload.score} score"
     if workload.mask == "lengths":

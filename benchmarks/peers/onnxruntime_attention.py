@@ -23,6 +23,8 @@ def set_threads(count: int) -> bool:
 
 
 def lacks(workload: Workload) -> str | None:
+    if workload.way != "forward":
+        return "the operator has no gradients"
     if workload.dtype == "float64":
         return "its scale is a float32, and results err by 4e-8"
     if workload.dtype not in ("float16", "float32"):

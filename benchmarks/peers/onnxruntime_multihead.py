@@ -26,6 +26,8 @@ def set_threads(count: int) -> bool:
 
 
 def lacks(workload: Workload) -> str | None:
+    if workload.way != "forward":
+        return "the operator has no gradients"
     if workload.dtype != "float32":
         return f"its kernel for CPUs takes no {workload.dtype}"
     if workload.score != "dot" or workload.mask not in ("full", "causal"):

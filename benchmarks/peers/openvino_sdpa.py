@@ -31,6 +31,8 @@ def set_threads(count: int) -> bool:
 
 
 def lacks(workload: Workload) -> str | None:
+    if workload.way != "forward":
+        return "the operator has no gradients"
     if workload.dtype not in TYPES:
         return f"it computes {workload.dtype} in less precision"
     if workload.score != "dot":

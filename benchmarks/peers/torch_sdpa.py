@@ -1,10 +1,11 @@
-"""PyTorch's fused attention: ``torch.nn.functional.scaled_dot_product_attention``, eager, without gradients.
+"""PyTorch's fused attention: ``torch.nn.functional.scaled_dot_product_attention``, eager; gradients by its autograd.
 
 Additive scores it has none of: there it runs what is usually written, a tanh of all queries beside all keys.
 """
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import scaled_dot_product_attention
 
+import tensors
 from workload import Workload
 
 name = "torch"
@@ -28,9 +30,13 @@ def lacks(workload: Workload) -> str | None:
 
 
 def prepare(workload: Workload) -> Callable[[], Any]:
-    turns = itertools.cycle([[_tensor(array) for array in arrays] for arrays in workload.arrays()])
+    if workload.way == "both":
+        fused = partial(scaled_dot_product_attention, is_causal=workload.mask == "causal")
+        return tensors.both_ways(workload, _additive if workload.score == "additive" else fused)
+    turns = itertools.cycle([[tensors.of(array) for array in arrays] for arrays in workload.arrays()])
     if workload.score == "additive":
-        return _additive(turns, *map(_tensor, workload.learned()))
+        learned = list(map(tensors.of, workload.learned()))
+        return torch.inference_mode()(lambda: _additive(*next(turns), *learned))
     causal, grouped = workload.mask == "causal", workload.group > 1
     visible = None if causal else workload.visible()  # a window it takes as an array of booleans only
     mask = None if visible is None else torch.from_numpy(visible)
@@ -43,22 +49,11 @@ def prepare(workload: Workload) -> Callable[[], Any]:
     return attention
 
 
-def _additive(turns: Any, W_q: torch.Tensor, W_k: torch.Tensor, v: torch.Tensor) -> Callable[[], Any]:
-    @torch.inference_mode()
-    def attention() -> torch.Tensor:
-        query, key, value = next(turns)
-        asked, offered = query @ W_q, key @ W_k
-        scores = torch.tanh(asked[..., :, None, :] + offered[..., None, :, :]) @ v
-        return torch.softmax(scores, dim=-1) @ value
-
-    return attention
+def _additive(query: Any, key: Any, value: Any, W_q: Any, W_k: Any, v: Any) -> Any:
+    asked, offered = query @ W_q, key @ W_k
+    scores = torch.tanh(asked[..., :, None, :] + offered[..., None, :, :]) @ v
+    return torch.softmax(scores, dim=-1) @ value
 
 
 def numbers(result: Any) -> NDArray[np.float64]:
-    return np.asarray(result.to(torch.float64).numpy())
-
-
-def _tensor(array: NDArray[Any]) -> torch.Tensor:
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+    return tensors.numbers(result)

@@ -10,7 +10,7 @@ from typing import Any
 from clearhead import masks
 from clearhead.algebra import Align
 from clearhead.fold import Fold
-from clearhead.kernels import measure as kernels
+from clearhead.kernels import measure_asked as kernels
 from clearhead.measuring import Wanted
 from clearhead.plan import Plan
 

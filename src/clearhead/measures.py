@@ -50,7 +50,7 @@ from numpy.typing import NDArray
 from clearhead import measuring
 from clearhead.answers import Floats, Measures, Top
 from clearhead.asked import HEAD_MEASURES, KEY_MEASURES, ROW_MEASURES, SUMS, Asked, ask, asked_for
-from clearhead.kernels import measure as kernels
+from clearhead.kernels import measure_asked as kernels
 from clearhead.measuring import Kept
 from clearhead.plan import Plan, in_nats
 

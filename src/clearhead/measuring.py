@@ -14,7 +14,7 @@ from clearhead.kernels import functions, riding
 from clearhead.kernels import measure as kernels
 from clearhead.kernels.arguments import likes, pack
 from clearhead.kernels.forward import attend_and_measure
-from clearhead.kernels.measure import Asked
+from clearhead.kernels.measure_asked import FOLD, OFFSETS, Asked
 from clearhead.kernels.target import host
 from clearhead.kernels.tiles import TOGETHER, lay_out
 from clearhead.kernels.visible import BLOCK
@@ -27,7 +27,8 @@ MOST_CHUNKS, SMALLEST_CHUNK = 8, 8  # of a head; tiles of queries
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a pass should find beside the sums of rows: see ``kernels.measure.Asked``. ``top`` and counts of 0: nothing.
+    """What a pass should find beside the sums of rows: see ``kernels.measure_asked.Asked``. Where ``top`` or a count is
+    0, it is not wanted.
 
     factors : (batch * heads, vectors, queries) in the type computed in; None: what keys receive is not wanted, but if
     ``received`` it is the sum over all rows.
@@ -73,7 +74,7 @@ def run(plan: Plan, logsumexp: Floats, wanted: Wanted) -> Kept:
     tiles = -(-queries // host().rows(at))
     # Cut by the number of queries alone: sums are then rounded alike whatever else is computed with them.
     chunks = max(1, min(MOST_CHUNKS, tiles // SMALLEST_CHUNK))
-    rows = np.zeros((heads, queries, kernels.OFFSETS + len(wanted.offsets)))
+    rows = np.zeros((heads, queries, OFFSETS + len(wanted.offsets)))
     offsets = np.array(wanted.offsets, np.int64)
     vectors = 0 if not wanted.received else 1 if wanted.factors is None else wanted.factors.shape[1]
     received = np.zeros((heads, chunks, vectors, keys))
@@ -128,7 +129,7 @@ class Riding(launch.Forward):
     def __init__(self, plan: Plan, wanted: Wanted) -> None:
         super().__init__(plan)
         extent, self._at = plan.problem.extent, plan.problem.compute_dtype
-        columns = kernels.OFFSETS + len(wanted.offsets)
+        columns = OFFSETS + len(wanted.offsets)
         self.rows = np.zeros((extent.batch * extent.heads, extent.queries, columns))
         self._offsets = np.array(wanted.offsets, np.int64)
         sink = max(0, wanted.sink - wanted.first_key)
@@ -146,7 +147,7 @@ class Riding(launch.Forward):
 
 
 class _Room:
-    """How large a thread's desk is, see ``kernels.measure.Desk``."""
+    """How large a thread's desk is, see ``kernels.measure_asked.Desk``."""
 
     def __init__(self, plan: Plan, asked: Asked, keeps: int) -> None:
         kind = plan.problem.compute_dtype
@@ -154,7 +155,7 @@ class _Room:
         columns = asked.grid_columns + lanes
         self.index_like = np.int32(0) if size == 4 else np.int64(0)
         self._parts = (
-            (kernels.OFFSETS + asked.offset_count) * rows * 8,
+            (OFFSETS + asked.offset_count) * rows * 8,
             asked.vectors * rows * size,
             BLOCK * size,
             asked.top * rows * size,
@@ -201,12 +202,12 @@ def _table(folds: tuple[Fold, ...], kept: list[NDArray[np.float64]], at: np.dtyp
         function = functions.fold(fold.update, fold.keeps, at, data.dtype, data.ndim)
         rows.append((function.address, fold.keeps, address(numbers), address(data), address(shape)))
         compiled += [function, data, shape]
-    return np.array(rows, np.int64).reshape(-1, kernels.FOLD), compiled
+    return np.array(rows, np.int64).reshape(-1, FOLD), compiled
 
 
 def _joined(grid: NDArray[np.float64], chunks: int, queries: int, height: int, largest: bool,
             tile: int) -> NDArray[np.float64]:  # fmt: skip
-    """The grid of all chunks, in place: each has its first row apart, see ``kernels.measure.Asked``.
+    """The grid of all chunks, in place: each has its first row apart, see ``kernels.measure_asked.Asked``.
 
     tile : how many queries are in one.
     """

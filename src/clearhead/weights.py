@@ -1,8 +1,8 @@
 """AttentionWeights: shaped like the matrix, computed where looked at.
 
 What is kept is the queries, the keys and one number per row (logsumexp); weight (i, j) is exp(score(i, j) -
-logsumexp(i)). Indexing computes the cells asked for, reductions go through the rows in blocks, and whatever needs
-the whole matrix is refused before it starts if the matrix would not fit in memory.
+logsumexp(i)). Indexing computes the cells asked for (see ``matrix``), reductions go through the rows in blocks, and
+whatever needs the whole matrix is refused before it starts if the matrix would not fit in memory.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from clearhead import launch, measuring, memory
 from clearhead.algebra import Align
 from clearhead.fold import Fold
+from clearhead.matrix import Matrix
 from clearhead.measures import Asked, Measures, Top, find
 from clearhead.measuring import Wanted
 from clearhead.plan import Plan, in_nats, without_value
 
 Floats = NDArray[np.floating[Any]]
-BLOCK_CELLS = 1 << 22  # computed at once while reducing: 16 MB of float32
 SHOWN = 1_000_000  # cells that print() may compute, as many as NumPy would summarize anyway
 
 
@@ -55,6 +55,10 @@ class AttentionWeights(NDArrayOperatorsMixin):
     def _logsumexp(self) -> Floats:
         """(batch, heads, queries, 2), see ``kernels.forward``: as given, else one pass over the scores, if needed."""
         return launch.run(without_value(self._plan))[1] if self._given is None else self._given
+
+    @cached_property
+    def _matrix(self) -> Matrix:
+        return Matrix(self._plan, self._logsumexp)
 
     # what it is
 
@@ -129,71 +133,8 @@ class AttentionWeights(NDArrayOperatorsMixin):
         places = [axis[index] for axis in axes]
         out = np.zeros(shape, self.dtype)
         if out.size:
-            self._fill(out, [np.broadcast_to(place, shape) for place in places])
+            self._matrix.fill(out, [np.broadcast_to(place, shape) for place in places])
         return out if shape else out[()]
-
-    def _fill(self, out: Floats, places: list[NDArray[Any]]) -> None:
-        """out[n] = the weight at (lead..., head, query, key) = places[...][n], row by row or block by block."""
-        *outer, query, key = places
-        kind = np.min_scalar_type(math.prod(self._extent.shape[:-2]))
-        lead_and_head: NDArray[Any] = np.zeros((), kind)
-        for size, axis in zip(self._extent.shape[:-2], outer, strict=True):
-            lead_and_head = lead_and_head * kind.type(size) + axis.astype(kind, copy=False)
-        lead_and_head = np.broadcast_to(lead_and_head, key.shape)
-        # An axis along which no place but the key changes holds runs of keys of one row.
-        if out.ndim and not any(_varies(place, -1) for place in (lead_and_head, query)):
-            if (
-                out.ndim > 1
-                and not _varies(lead_and_head, -2)
-                and not any(_varies(key, axis) for axis in range(out.ndim - 1))
-            ):
-                return self._fill_blocks(
-                    out, lead_and_head[..., 0, 0], query[..., 0], key.reshape(-1, out.shape[-1])[0]
-                )
-            for place in np.ndindex(*out.shape[:-1]):
-                keys = key[place]
-                self._fill_row(out[place], int(lead_and_head[place][0]), int(query[place][0]), keys)
-            return None
-        flat = out.reshape(-1) if out.ndim else out.reshape(1)
-        heads, queries, keys = (place.reshape(-1) for place in (lead_and_head, query, key))
-        order = np.lexsort((keys, queries, heads))
-        rows = np.flatnonzero(np.diff(heads[order]) | np.diff(queries[order])) + 1
-        for some in np.split(order, rows):
-            cells = np.empty(len(some), self.dtype)
-            self._fill_row(cells, int(heads[some[0]]), int(queries[some[0]]), keys[some])
-            flat[some] = cells
-        if out.ndim == 0:
-            out[()] = flat[0]
-        elif not np.shares_memory(flat, out):
-            out[...] = flat.reshape(out.shape)
-        return None
-
-    def _fill_blocks(self, out: Floats, heads: NDArray[Any], queries: NDArray[Any], keys: NDArray[Any]) -> None:
-        for place in np.ndindex(*out.shape[:-2]):
-            out[place] = self._block(int(heads[place]), queries[place], keys)
-
-    def _fill_row(self, out: Floats, head: int, query: int, keys: NDArray[Any]) -> None:
-        out[...] = self._block(head, np.array([query]), keys)[0]
-
-    def _block(self, place: int, queries: NDArray[Any], keys: NDArray[Any]) -> Floats:
-        """Weights of some queries and keys of one head (counted over the batch): (len(queries), len(keys))."""
-        if not len(keys) or not len(queries):
-            return np.zeros((len(queries), len(keys)), self.dtype)
-        ends = np.flatnonzero(np.diff(keys.astype(np.int64)) != 1) + 1
-        if len(ends) < 64:
-            # Each unbroken run of keys in turn: what lies between is not computed.
-            runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(keys, ends)]
-            blocks = [self._run(place, queries, low, high) for low, high in runs]
-            return blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
-        low, high = int(keys.min()), int(keys.max()) + 1
-        if high - low > 64 * len(keys):
-            return np.concatenate([self._run(place, queries, int(key), int(key) + 1) for key in keys], axis=1)
-        return self._run(place, queries, low, high)[:, keys.astype(np.int64) - low]
-
-    def _run(self, place: int, queries: NDArray[Any], low: int, high: int) -> Floats:
-        batch, head = divmod(place, self._extent.heads)
-        queries = np.ascontiguousarray(queries, dtype=np.int64)
-        return launch.weigh(self._plan, batch, head, queries, low, high, self._logsumexp)
 
     # all of it
 
@@ -225,7 +166,7 @@ class AttentionWeights(NDArrayOperatorsMixin):
             return np.matmul(np.asarray(self), values)
         values = np.broadcast_to(values, (*lead, *values.shape[-2:]))
         out = np.zeros((*self.shape[:-1], values.shape[-1]), np.result_type(self.dtype, values.dtype))
-        for place, rows, keys, block in self._visible_blocks():
+        for place, rows, keys, block in self._matrix.visible_blocks():
             into: tuple[Any, ...] = (*place, rows)
             out[into] = block @ values[place][keys]
         return out
@@ -240,7 +181,7 @@ class AttentionWeights(NDArrayOperatorsMixin):
         vectors = np.broadcast_to(vectors, (*lead, *vectors.shape[-2:]))
         if np.result_type(self.dtype, vectors.dtype) != self.dtype:
             out = np.zeros((*vectors.shape[:-1], self.shape[-1]), np.result_type(self.dtype, vectors.dtype))
-            for place, rows, keys, block in self._visible_blocks():
+            for place, rows, keys, block in self._matrix.visible_blocks():
                 taken: tuple[Any, ...] = (*place, slice(None), rows)
                 into: tuple[Any, ...] = (*place, slice(None), keys)
                 out[into] += vectors[taken] @ block
@@ -301,7 +242,7 @@ class AttentionWeights(NDArrayOperatorsMixin):
         if axis is None or range(self.ndim)[axis] != self.ndim - 1:
             return np.argmax(np.asarray(self), axis, keepdims=keepdims)
         best = np.zeros(self.shape[:-1], np.intp)
-        for place, rows, block in self._blocks():
+        for place, rows, block in self._matrix.blocks():
             into: tuple[Any, ...] = (*place, rows)
             best[into] = block.argmax(axis=-1)
         return best[..., None] if keepdims else best
@@ -404,29 +345,6 @@ class AttentionWeights(NDArrayOperatorsMixin):
         """
         return np.asarray(self.measure(pooled=(rows, columns, "max" if max else "mean")).pooled)
 
-    # machinery
-
-    def _blocks(self) -> Iterator[tuple[tuple[int, ...], slice, Floats]]:
-        """Every head's rows in blocks: (place of the head, rows, weights (rows, keys))."""
-        for place, rows, _, block in self._visible_blocks(whole=True):
-            yield place, rows, block
-
-    def _visible_blocks(self, whole: bool = False) -> Iterator[tuple[tuple[int, ...], slice, slice, Floats]]:
-        """The same with the keys that a block holds: those from the first that any of its rows sees to the last."""
-        heads, keys = self._extent.shape[:-2], slice(0, self._extent.keys)
-        step = max(1, BLOCK_CELLS // max(1, self._extent.keys))
-        if not whole:
-            step = min(step, 1024)  # a window shows few rows at once few keys
-        for number, place in enumerate(np.ndindex(*heads)):
-            for first in range(0, self._extent.queries, step):
-                rows = slice(first, min(first + step, self._extent.queries))
-                if not whole:
-                    start, stop = (bound[(*place, rows, 0)] for bound in (self._plan.start, self._plan.stop))
-                    seen = stop > start
-                    keys = slice(int(start[seen].min()), int(stop[seen].max())) if seen.any() else slice(0, 0)
-                block = self._run(number, np.arange(rows.start, rows.stop), keys.start, keys.stop)
-                yield (() if self._problem.single else place), rows, keys, block
-
     def _axes(self, axis: int | tuple[int, ...] | None) -> tuple[int, ...]:
         if axis is None:
             return tuple(range(self.ndim))
@@ -441,7 +359,7 @@ class AttentionWeights(NDArrayOperatorsMixin):
         kept = [1 if a in axes else n for a, n in enumerate(self.shape)]
         out = np.full(kept, start, np.float64 if within is np.sum else self.dtype)
         inner = tuple(a - ndim for a in axes if a >= ndim - 2)
-        for place, rows, block in self._blocks():
+        for place, rows, block in self._matrix.blocks():
             part = within(block, axis=inner, keepdims=True, **({"dtype": np.float64} if within is np.sum else {}))
             at = tuple(0 if a in axes else i for a, i in enumerate(place))
             into: tuple[int | slice, ...] = (*at, slice(None) if ndim - 2 in axes else rows)
@@ -469,10 +387,3 @@ class AttentionWeights(NDArrayOperatorsMixin):
 def _refuse_out(out: Any) -> None:
     if out is not None:
         raise TypeError("out= is not supported by weights: use the result, or np.asarray(weights) first")
-
-
-def _varies(place: NDArray[Any], axis: int) -> bool:
-    """Whether the numbers differ along an axis, told by the strides if possible."""
-    if place.shape[axis] <= 1 or place.strides[axis] == 0:
-        return False
-    return bool((place != place.take([0], axis=axis)).any())

@@ -1,14 +1,12 @@
 """Measures in one pass over the scores: of rows, of keys, of blocks of the matrix, the largest weights, and the user's.
 
 Each is a fold: something is kept for every row, key or block, a tile of weights is added to it, and parts are joined.
-Definitions: ``clearhead.measures``.
+Definitions: ``clearhead.measures``; what may be asked for: ``measure_asked``; of blocks: ``measure_grid``.
 
 A work item is a chunk of a head's tiles of queries. What is kept for keys and blocks is kept by chunk, so that chunks
 can be done by any thread, and is joined in their order afterwards. How a head is cut into chunks depends on nothing
 but its number of queries.
 """
-
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,12 +17,29 @@ from clearhead.kernels.folds import (
     any_above,
     keep_largest,
     largest_of_keys,
-    sum_keys,
     sum_rows,
-    turn_columns,
     weigh2_and_fold,
     weigh_and_fold,
 )
+from clearhead.kernels.measure_asked import (
+    DATA,
+    DISTANCE,
+    ENTROPY,
+    FOLD,
+    FUNCTION,
+    KEEPS,
+    KEPT,
+    LARGEST,
+    MASS,
+    OFFSETS,
+    SEES,
+    SHAPE,
+    SINK,
+    SPREAD,
+    asked_for,
+    desk,
+)
+from clearhead.kernels.measure_grid import add_strip, finish_grid
 from clearhead.kernels.microkernels import weigh2_tile, weigh_tile
 from clearhead.kernels.tiles import (
     FLOAT64,
@@ -50,93 +65,6 @@ from clearhead.kernels.tiles import (
 from clearhead.kernels.vectors import LN2
 from clearhead.kernels.visible import BLOCK, HIDDEN, WHOLLY
 from clearhead.kernels.weights import load_logsumexp
-
-# What is kept of each row; weights on keys at a certain offset follow. SEES: 1 if the row sees anything, else 0.
-ENTROPY, MASS, DISTANCE, SPREAD, SINK, LARGEST, SEES, OFFSETS = range(8)
-
-
-class Asked(NamedTuple):
-    """What is asked for. Addresses are 0, and counts too, where it is not.
-
-    chunks : of each head. aligned : query i stands at key i + aligned. sink : how many first keys count as the sink.
-    spread : whether SPREAD is wanted, the sum of weight times distance without its sign.
-    offsets : address of ``offset_count`` int64, how many keys back.
-    received : address of (batch * heads, chunks, vectors, keys), float64: sums over rows of weight times factor.
-    factors : address of (batch * heads, vectors, queries), in the type computed in; 0: all are 1. With factors, nothing
-    else may be asked for: tiles whose rows have none but 0 are left out.
-    seen : address of (batch * heads, chunks, keys), int64: how many rows may see each key.
-    grid : address of (batch * heads, grid_rows + chunks, grid_columns), float64: sums of weights, or the largest.
-    The row of the grid that a chunk begins in may have begun in another: what it adds there lies in grid_rows + chunk.
-    top : how many largest weights. top_weights, top_keys : addresses of (batch * heads, queries, top), the former in
-    the type computed in, the latter int64.
-    folds : address of ``fold_count`` times FOLD int64, see there. first_query, first_key : numbers by which the user's
-    functions, and top_keys, know the first of either.
-    """
-
-    chunks: int
-    aligned: int
-    sink: int
-    spread: int
-    offsets: int
-    offset_count: int
-    received: int
-    vectors: int
-    factors: int
-    seen: int
-    grid: int
-    grid_rows: int
-    grid_columns: int
-    grid_largest: int
-    top: int
-    top_weights: int
-    top_keys: int
-    folds: int
-    fold_count: int
-    first_query: int
-    first_key: int
-
-
-# One of the user's folds: address of the compiled function, how many numbers it keeps a row, address of (batch * heads,
-# queries, keeps) float64 where they go, address of its data and of the data's shape.
-FUNCTION, KEEPS, KEPT, DATA, SHAPE = range(5)
-FOLD = 5
-
-
-class Desk(NamedTuple):
-    """What a thread keeps of a tile of queries while it goes through the keys, as pointers."""
-
-    sums: Any  # (OFFSETS + offsets, rows), float64
-    factors: Any  # (vectors, rows)
-    columns: Any  # (BLOCK,)
-    best: Any  # (top, rows), scores
-    places: Any  # (top, rows), their keys, integers as wide as scores
-    strip: Any  # (grid columns, rows) and a vector's more of columns
-    turned: Any  # (rows, grid columns and a vector's more)
-    kept: Any  # (rows, keeps) of each of the user's folds, float64
-
-
-@step
-def desk(places, like, index_like):
-    """A desk's places as pointers; ``like`` is a number of the type computed in, ``index_like`` an integer as wide."""
-    return Desk(
-        address_of(places[0], 0, FLOAT64),
-        address_of(places[1], 0, like),
-        address_of(places[2], 0, like),
-        address_of(places[3], 0, like),
-        address_of(places[4], 0, index_like),
-        address_of(places[5], 0, like),
-        address_of(places[6], 0, like),
-        address_of(places[7], 0, FLOAT64),
-    )
-
-
-@step
-def asked_for(a):
-    """The numbers as ``Asked``."""
-    return Asked(
-        a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15], a[16],
-        a[17], a[18], a[19], a[20],
-    )  # fmt: skip
 
 
 @kernel
@@ -342,58 +270,6 @@ def add_received(x, w, a, d, place, first, keys):
         received = address_of(a.received, (place * a.vectors + n) * x.keys + first, FLOAT64)
         for j in range(keys):
             received[j] += d.columns[j]
-
-
-@step
-def column_of(x, a, key):
-    """Which column of the grid a key belongs to: column c begins at key c * keys // columns."""
-    return ((key + 1) * a.grid_columns - 1) // x.keys
-
-
-@step
-def row_of_grid(x, a, query):
-    """Which row of the grid a query belongs to."""
-    return ((query + 1) * a.grid_rows - 1) // x.queries
-
-
-@step
-def add_strip(x, w, a, d, first, keys):
-    """Of each row, what falls into each column of the grid."""
-    column, begin = column_of(x, a, first), 0
-    while begin < keys:
-        end = min(keys, (column + 1) * x.keys // a.grid_columns - first)
-        part, out = pointer(w.scores, begin * x.rows), pointer(d.strip, column * x.rows)
-        if a.grid_largest:
-            largest_of_keys(part, end - begin, out)
-        else:
-            sum_keys(part, end - begin, out)
-        column, begin = column + 1, end
-
-
-@step
-def finish_grid(x, w, a, d, sequence, chunk, here):
-    """Add the strip to the rows of the grid that the tile's queries belong to, and clear it."""
-    low, high = w.reach[REACH_LOW], w.reach[REACH_HIGH]
-    if high <= low:
-        return
-    begin, end = column_of(x, a, low), column_of(x, a, high - 1) + 1
-    width = a.grid_columns + x.lanes
-    turn_columns(d.strip, begin, end - begin, d.turned, width)
-    fill(pointer(d.strip, begin * x.rows), (end - begin) * x.rows, 0.0)
-    tiles = (x.queries + x.rows - 1) // x.rows
-    shared = row_of_grid(x, a, tiles * chunk // a.chunks * x.rows)
-    for r in range(here):
-        row = row_of_grid(x, a, w.queries[r])
-        row = a.grid_rows + chunk if row == shared else row
-        out = address_of(a.grid, (sequence * (a.grid_rows + a.chunks) + row) * a.grid_columns, FLOAT64)
-        own = pointer(d.turned, r * width)
-        if a.grid_largest:
-            for c in range(begin, end):
-                if not own[c] <= out[c]:
-                    out[c] = own[c]
-        else:
-            for c in range(begin, end):
-                out[c] += own[c]
 
 
 @step

@@ -15,7 +15,7 @@ import numpy as np
 from clearhead.kernels.addresses import address_of, number_for, pointer
 from clearhead.kernels.cache import step
 from clearhead.kernels.folds import exp2_and_fold, exp_and_fold
-from clearhead.kernels.measure import DISTANCE, ENTROPY, LARGEST, MASS, OFFSETS, SEES, SINK
+from clearhead.kernels.measure_asked import DISTANCE, ENTROPY, LARGEST, MASS, OFFSETS, SEES, SINK
 from clearhead.kernels.tiles import (
     CHANGE,
     FLOAT64,
