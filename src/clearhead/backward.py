@@ -84,8 +84,8 @@ class _Backward:
         sums = np.zeros((self.items, 1 + plan.problem.group))
         bias = _Bias(plan, self.parts) if "bias" in wanted else None
         slope = None
-        if score.function is not None:
-            slope = functions.score(score.derivative or functions.slope_of(score.function), at)
+        if score.function is not None and wanted - {"value", "sinks"}:
+            slope = functions.slope(score.function, score.derivative, at)
         wanted_at = [address(array) if array.size else 0 for array in (of_query, of_key, of_value)]
         bias_at = bias.place if bias else (0,) * 6
         numbers = [

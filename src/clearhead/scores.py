@@ -106,8 +106,11 @@ def dot(
     sinks : array (heads,), optional
         One logit per head which takes part in the softmax and has no value: weights then sum to less than 1.
     derivative : callable, optional
-        That of ``function`` by score, of the same arguments, for gradients: see ``clearhead.gradients``. None: central
-        differences of the compiled ``function``, in float64, where a gradient is asked for: good to some 1e-9.
+        That of ``function`` by score, of the same arguments, for gradients. None: ``function`` itself, compiled once
+        more for dual numbers (a score and its slope) when a gradient first needs it. That is exact, through arithmetic,
+        comparisons, ``if`` and loops, ``min``, ``max``, ``abs``, ``math.*``, NumPy's functions of the same and
+        ``np.where``. Through anything else slopes are central differences in float64, right to some 1e-9, and a
+        RuntimeWarning says so.
 
     References
     ----------

@@ -269,7 +269,7 @@ def go_back(x, w, b, d, bias_like, item, batch, head, member, tile, here, low, c
 def unbend(x, w, b, d, bias_like, item, batch, head, first, keys, here):
     """d.changes, from gradients of final scores back to those of matches; the sum of each times its distance."""
     rows, slope = x.rows, 0.0
-    if x.function:
+    if b.derivative:
         if call_at(b.derivative, d.added, rows, w.queries, first, keys, batch, head) != 1:
             w.failed[0] = 1
         multiply_tile(d.changes, keys, d.added)

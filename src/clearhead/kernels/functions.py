@@ -9,6 +9,7 @@ process.
 """
 
 import re
+import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -24,30 +25,50 @@ whole = types.int64
 @lru_cache(maxsize=256)
 def score(function: Callable[..., Any], dtype: DTypeLike) -> Any:
     """The compiled form of ``function(score, batch, head, query, key) -> score``; its address is ``.address``."""
-    kind = numba.from_dtype(np.dtype(dtype))
-
-    def build():
-        cell = _compiled(function)
-
-        @numba.cfunc(_signature(kind), error_model="numpy")
-        def tile(tile, lanes, queries, first, keys, batch, head):
-            scores, query = numba.carray(tile, (keys, lanes)), numba.carray(queries, (lanes,))
-            for j in range(keys):
-                for r in range(lanes):
-                    scores[j, r] = cell(scores[j, r], batch, head, query[r], first + j)
-            return 1
-
-        return tile
-
-    return _explained(build, function, "score")
+    return _explained(lambda: _on_scores(_compiled(function), dtype), function, "score")
 
 
 @lru_cache(maxsize=256)
-def slope_of(function: Callable[..., Any]) -> Any:
-    """The derivative of a score function by its score, where none is given: central differences in float64, in the
-    compiled function itself. They err by some 1e-9 of the score."""
-    cell = _compiled(function)
+def slope(function: Callable[..., Any], derivative: Callable[..., Any] | None, dtype: DTypeLike) -> Any:
+    """The compiled form, likewise, of the derivative of a score function by its score.
 
+    The one given, or the function's own at dual numbers, which is exact. What dual numbers cannot go through gets
+    central differences in float64, with one warning.
+    """
+    if derivative is not None:
+        return _explained(lambda: _on_scores(_compiled(derivative), dtype), derivative, "derivative")
+    from clearhead.kernels import dual  # teaches Numba, which none must wait for who has no use of it
+
+    try:
+        return _on_scores(dual.derivative(_anew(function)), dtype)
+    except (numba.core.errors.NumbaError, NotImplementedError) as error:
+        warnings.warn(
+            f"the score function {_name(function)!r} is differentiated by central differences, right to some 1e-9, as "
+            f"it uses what dual numbers cannot go through: give its derivative to the score (derivative=...), or use "
+            f"numbers, + - * / **, comparisons, if, min, max and math.* alone. Numba says: {_reason(error)}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return _on_scores(_differences(_compiled(function)), dtype)
+
+
+def _on_scores(cell: Any, dtype: DTypeLike) -> Any:
+    """A compiled function of (score, batch, head, query, key), to act on tiles."""
+    kind = numba.from_dtype(np.dtype(dtype))
+
+    @numba.cfunc(_signature(kind), error_model="numpy")
+    def tile(tile, lanes, queries, first, keys, batch, head):
+        scores, query = numba.carray(tile, (keys, lanes)), numba.carray(queries, (lanes,))
+        for j in range(keys):
+            for r in range(lanes):
+                scores[j, r] = cell(scores[j, r], batch, head, query[r], first + j)
+        return 1
+
+    return tile
+
+
+def _differences(cell: Any) -> Any:
+    @numba.njit(error_model="numpy")
     def slope(score, batch, head, query, key):
         at = np.float64(score)
         step = 1e-6 * max(1.0, abs(at))
@@ -114,6 +135,12 @@ def _compiled(function: Callable[..., Any]) -> Any:
     return function if hasattr(function, "py_func") else numba.njit(error_model="numpy")(function)
 
 
+def _anew(function: Callable[..., Any]) -> Any:
+    """The same for arguments of any type: whoever compiled it may have fixed them."""
+    plain, options = getattr(function, "py_func", function), getattr(function, "targetoptions", {})
+    return numba.jit(**{"error_model": "numpy", "nopython": True} | options)(plain)
+
+
 def _signature(element: Any) -> Any:
     return whole(types.CPointer(element), whole, types.CPointer(whole), whole, whole, whole, whole)
 
@@ -123,11 +150,18 @@ def _explained(build: Callable[[], Any], function: Callable[..., Any], what: str
     try:
         return build()
     except numba.core.errors.NumbaError as error:
-        name = getattr(function, "__name__", repr(function))
-        said = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
-        lines = [line.strip() for line in said if line.strip() and not line.startswith("Failed in ")]
-        reason = lines[0] if lines else type(error).__name__
         raise TypeError(
-            f"the {what} function {name!r} cannot be compiled by Numba: write it in plain arithmetic on numbers "
-            f"(+ - * / comparisons, if, math.*), without arrays or tensors. Numba says: {reason}"
+            f"the {what} function {_name(function)!r} cannot be compiled by Numba: write it in plain arithmetic on "
+            f"numbers (+ - * / comparisons, if, math.*), without arrays or tensors. Numba says: {_reason(error)}"
         ) from error
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", repr(function))
+
+
+def _reason(error: Exception) -> str:
+    """The line of the compiler's error that says what is wrong."""
+    said = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
+    lines = [line.strip() for line in said if line.strip() and not line.startswith("Failed in ")]
+    return lines[0] if lines else type(error).__name__
