@@ -108,7 +108,7 @@ def test_what_must_be_converted_first_is_never_read_from_a_stand_in(made: Any) -
 def test_what_holds_arrays_is_looked_at_anew() -> None:
     x, lengths = random(1, 1, 20, 8), np.array([5])
     assert recall(x, x, x, ch.masks.lengths(lengths), None) is None
-    assert recall(x, x, x, None, ch.scores.dot(scale=1.0)) is None
+    assert recall(x, x, x, None, ch.scores.dot(sinks=np.zeros(1))) is None
     assert recall(x, x, x, None, None) is not None
 
 
@@ -117,3 +117,35 @@ def test_wrong_shapes_are_wrong_every_time() -> None:
     for _ in range(2):
         with pytest.raises(ValueError, match="key has 20 tokens and value has 19"):
             ch.attention(x, x, x[:19])
+
+
+@pytest.mark.parametrize("score", [ch.scores.dot(scale=0.3), ch.scores.dot(softcap=2.0)], ids=["scale", "softcap"])
+def test_scores_of_numbers_alone_are_known_by_them(score: Any) -> None:
+    x = random(2, 20, 8)
+    plain, ours = ch.attention(x, x, x), ch.attention(x, x, x, score=score)
+    assert not np.array_equal(plain, ours)
+    assert len(again._known) == 2
+    np.testing.assert_array_equal(ch.attention(x, x, x, score=score), ours)
+    assert len(again._known) == 2
+    np.testing.assert_array_equal(anew(x, x, x, score=score), ours)
+
+
+def test_few_intervals_are_known_by_the_mask_itself() -> None:
+    x = random(3, 2, 1, 8, seed=1)
+    key = random(3, 2, 20, 8, seed=2)
+    start = np.array([0, 5, 20])[:, None, None]
+    mask = ch.masks.intervals(start, np.full_like(start, 20))
+    first = ch.attention(x, key, key, mask=mask)
+    assert len(again._known) == 1
+    np.testing.assert_array_equal(ch.attention(x, key, key, mask=mask), first)
+    assert len(again._known) == 1
+    np.testing.assert_array_equal(anew(x, key, key, mask=mask), first)
+    assert not first[2].any()
+    other = ch.attention(x, key, key, mask=ch.masks.intervals(start * 0, np.full_like(start, 20)))
+    assert not np.array_equal(other[1], first[1])
+
+
+def test_many_intervals_are_not_kept() -> None:
+    x = random(3000, 8)
+    mask = ch.masks.intervals(np.zeros(3000, int), np.arange(3000) + 1)
+    assert recall(x, x, x, mask, None) is None

@@ -16,6 +16,7 @@ Align = Literal["start", "end"] | None
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Intervals = tuple[Ints, Ints]
+HIDDEN = -1e4  # what models add to scores to hide: numbers below this, finfo.min of any dtype and -inf among them
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,23 @@ def array(allowed: ArrayLike) -> Mask:
             f"mask.astype(bool), or, if it holds numbers to add to the scores, give it as scores.dot(bias=...)"
         )
     return Array(allowed)
+
+
+def runs(allowed: Bools) -> Intervals | None:
+    """(first visible key, one past the last), each (..., rows), of booleans (..., rows, keys); None if a row has gaps.
+
+    >>> start, stop = runs(np.array([[False, True, True], [False, False, False]]))
+    >>> start.tolist(), stop.tolist()
+    ([1, 0], [3, 0])
+    """
+    keys = allowed.shape[-1]
+    count = allowed.sum(axis=-1, dtype=np.int64)
+    if not keys:
+        return count, count
+    start = np.where(count > 0, allowed.argmax(axis=-1), 0).astype(np.int64)
+    # A run of `count` cells from the first visible one is unbroken exactly if the last of it is the last visible.
+    last = np.where(count > 0, keys - allowed[..., ::-1].argmax(axis=-1), 0)
+    return None if (last != start + count).any() else (start, start + count)
 
 
 def split(mask: Mask, extent: Extent) -> tuple[Intervals | None, Mask | None]:

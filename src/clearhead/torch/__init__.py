@@ -7,6 +7,8 @@
       fused.py          by the kernels           arrays.py   tensors and arrays on the same memory
       operations.py     by torch's operations    products.py, dropping.py
     modules/          torch.nn.Modules: MultiHeadAttention, AdditiveAttention, MultiplicativeAttention
+    huggingface.py    the attention of transformers models
+      huggingface_masks.py, lazy_mask.py    their masks, without matrices
 
 >>> import torch, clearhead.torch
 >>> x = torch.randn(3, 4)
@@ -14,7 +16,17 @@
 torch.Size([3, 4])
 """
 
+from importlib import import_module
+from typing import Any
+
 from clearhead.torch.attention import attention
 from clearhead.torch.modules import AdditiveAttention, MultiHeadAttention, MultiplicativeAttention
 
 __all__ = ["AdditiveAttention", "MultiHeadAttention", "MultiplicativeAttention", "attention"]
+
+
+def __getattr__(name: str) -> Any:
+    """``clearhead.torch.huggingface`` imports transformers, so it is loaded when it is first asked for."""
+    if name == "huggingface":
+        return import_module("clearhead.torch.huggingface")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from clearhead.algebra import HIDDEN
 from clearhead.trace.errors import TraceError
 from clearhead.trace.sites import Attention, Attentions, check_kinds, find_attentions
 from clearhead.trace.visible import Visible, describe
 
 MASKS_KEPT = 4  # full and sliding layers alternate in the models that have more than one
-HIDDEN = -1e4  # numbers added to scores that hide: finfo.min of any dtype, -inf, and what models used before
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,9 +176,9 @@ def _call(
     causal = bool(getattr(site.module, "is_causal", True) if causal is None else causal)
     scale, softcap, window = (options.get(name) for name in ("scaling", "softcap", "sliding_window"))
     if mask is None:
-        # Under sdpa, no mask means causal where the module says that it is, aligned at the first key.
+        # Under sdpa and ours, no mask means causal where the module says that it is, aligned at the first key.
         visible, bias = Visible("full"), None
-        if implementation == "sdpa" and causal and query.shape[2] > 1:
+        if implementation != "eager" and causal and query.shape[2] > 1:
             visible, key, value = Visible("causal"), key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
     else:
         visible, bias = _understood(session, mask, (query.shape[0], query.shape[2], key.shape[2]))
@@ -203,7 +203,7 @@ def _call(
 
 
 def _check_implementation(name: str) -> None:
-    if name not in ("sdpa", "eager"):
+    if name not in ("sdpa", "eager", "clearhead"):
         raise TraceError(
             f"the model runs attention {name!r}: load it with attn_implementation='sdpa' (or 'eager') to trace it"
         )
@@ -212,7 +212,8 @@ def _check_implementation(name: str) -> None:
 def _implementation(own: Any) -> str:
     """What a function is, by its name: each model has an eager attention of its own."""
     name = getattr(own, "__name__", str(own))
-    found = "sdpa" if name == "sdpa_attention_forward" else "eager" if "eager" in name else name
+    known = {"sdpa_attention_forward": "sdpa", "clearhead_attention_forward": "clearhead"}
+    found = known.get(name, "eager" if "eager" in name else name)
     _check_implementation(found)
     return found
 

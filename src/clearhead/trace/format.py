@@ -44,7 +44,7 @@ class ModelFacts:
     layers: int
     context: int
     dtype: str
-    attention: str  # the implementation that ran: "sdpa" or "eager"
+    attention: str  # the implementation that ran: "sdpa", "eager" or "clearhead"
     transformers: str  # versions
     torch: str
 

@@ -56,8 +56,8 @@ def trace(
     Parameters
     ----------
     model : PreTrainedModel
-        Any whose attention goes through transformers' AttentionInterface, with the implementation "sdpa" or "eager". It
-        runs as it is: its outputs are the same bits as without the trace.
+        Any whose attention goes through transformers' AttentionInterface, with the implementation "sdpa", "eager" or
+        "clearhead". It runs as it is: its outputs are the same bits as without the trace.
     inputs : mapping
         What the model is called with, as a tokenizer or processor gives it: ``model(**inputs)``.
     path : str or path, optional

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clearhead import masks
+from clearhead.algebra import runs
 
 Kind = Literal["full", "causal", "intervals", "array"]
 KINDS: tuple[Kind, ...] = ("full", "causal", "intervals", "array")
@@ -103,15 +104,8 @@ def describe(allowed: Bools) -> Visible:
     _, heads, _, keys = allowed.shape
     if heads != 1 or not keys:
         return Visible("array", array=allowed)
-    rows = allowed[:, 0]
-    count = rows.sum(axis=-1, dtype=np.int64)
-    start = np.where(count > 0, rows.argmax(axis=-1), 0).astype(np.int64)
-    # A run of `count` cells from the first visible one is unbroken exactly if the last of it is the last
-    # visible.
-    last = np.where(count > 0, keys - rows[..., ::-1].argmax(axis=-1), 0)
-    if (last != start + count).any():
-        return Visible("array", array=allowed)
-    return shortest(start, start + count, keys)
+    found = runs(allowed[:, 0])
+    return Visible("array", array=allowed) if found is None else shortest(*found, keys)
 
 
 def shortest(start: Ints, stop: Ints, keys: int) -> Visible:
