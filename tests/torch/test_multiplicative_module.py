@@ -281,6 +281,7 @@ Luong = MultiplicativeAttention
         (lambda: Luong(4, window="local-p", reach=0), ValueError, "reach must be 1 or more, got 0"),
         (lambda: Luong(4, score="location", max_keys=7)(Q, K), ValueError, "key has 8 tokens, and .* max_keys = 7"),
         (lambda: Luong(4)(Q, K, positions=[1, 2, 3]), ValueError, "positions was given, and acts only with window="),
+        (lambda: Luong(4, window="local-m")(Q[:, :1], K), ValueError, r"query has one token, .* positions=\[t\]"),
         (lambda: Luong(4, window="local-m")(Q, K, positions=[1, 2]), ValueError, r"positions has shape \(2,\)"),
         (lambda: Luong(4)(Q, K[..., :3]), ValueError, r"key has shape \(2, 8, 3\)"),
         (lambda: Luong(4)(Q.double(), K.double()), TypeError, "query has dtype torch.float64"),

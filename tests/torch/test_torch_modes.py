@@ -28,6 +28,53 @@ def test_a_compiled_call_is_one_graph_with_the_same_numbers():
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-14)
 
 
+MADE_INSIDE = {
+    "aligned": lambda: ch.masks.causal(align="end"),
+    "window": lambda: ch.masks.window(left=1, align="start"),
+    "both": lambda: ch.masks.window(1, 2, align="end") & ch.masks.causal(align="end"),
+    "either": lambda: ch.masks.window(0, 0, align="start") | ch.masks.causal(align="end"),
+}
+
+
+@pytest.mark.parametrize("mask", MADE_INSIDE)
+def test_a_mask_made_inside_of_what_is_compiled_is_the_mask(mask):
+    query, key, value = tensors(2, 3, 4)[0], *tensors(2, 7, 4)[1:]
+    make = MADE_INSIDE[mask]
+
+    def run(query, key, value):
+        return attention(query, key, value, mask=make())
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(query, key, value), run(query, key, value))
+
+
+def test_masks_given_to_what_is_compiled_may_change():
+    query, key, value = tensors(2, 6, 4)
+    compiled = torch.compile(lambda *given, mask: attention(*given, mask=mask), fullgraph=True, backend="aot_eager")
+    for mask in (ch.masks.lengths(4), ch.masks.lengths(2), ch.masks.causal(), ch.masks.window(1, 0), ch.masks.window(2),
+                 ch.masks.causal() & ch.masks.lengths(3), ch.masks.causal() & ch.masks.lengths(5), None):  # fmt: skip
+        assert torch.equal(compiled(query, key, value, mask=mask), attention(query, key, value, mask=mask))
+
+
+def test_a_mask_of_arrays_made_inside_is_refused():
+    query, key, value = tensors(2, 6, 4)
+    compiled = torch.compile(
+        lambda *given: attention(*given, mask=ch.masks.function(lambda b, h, i, j: i == j)), backend="aot_eager"
+    )
+    with pytest.raises(Exception, match="make it outside, and give it to the function"):
+        compiled(query, key, value)
+
+
+def test_equal_masks_are_kept_once():
+    from clearhead.torch import library
+
+    numbers = {
+        library.handle(ch.masks.window(3) & ch.masks.causal(), None, None, None),
+        library.handle(ch.masks.window(3) & ch.masks.causal(), None, None, None),
+    }
+    assert len(numbers) == 1
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_the_operator_passes_the_checks_of_torch(dropout):
     from clearhead.torch import library

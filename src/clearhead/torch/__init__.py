@@ -3,7 +3,7 @@
     attention.py      the call, and which road it takes
       call.py           its tensors in order, and what else is fixed
       autograd.py       a node of autograd's graph
-      library.py        operators for torch.compile, fake tensors, modes
+      library.py        operators for torch.compile, fake tensors, modes     words.py   masks in its words
       fused.py          by the kernels           arrays.py   tensors and arrays on the same memory
       operations.py     by torch's operations    products.py, dropping.py
     modules/          torch.nn.Modules: MultiHeadAttention, AdditiveAttention, MultiplicativeAttention

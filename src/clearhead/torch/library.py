@@ -16,17 +16,23 @@ from torch import Tensor
 
 from clearhead.torch import autograd, operations
 from clearhead.torch.call import NAMES, Fixed
+from clearhead.torch.words import mask_of, words_of
 
 _kept: list[tuple[Any, ...]] = []
 _handles: dict[Any, int] = {}
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def handle(mask: Any, align: Any, function: Any, derivative: Any) -> int:
     """The number of these, the same for the same. They are kept for good, as graphs may hold the number."""
-    entry = (mask, align, function, derivative)
+    number: int = _number(align, function, derivative, *words_of(mask))
+    return number
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _number(*entry: Any) -> int:
     if entry not in _handles:
-        _kept.append(entry)
+        align, function, derivative, *words = entry
+        _kept.append((mask_of(tuple(words)), align, function, derivative))
         _handles[entry] = len(_kept) - 1
     return _handles[entry]
 

@@ -50,6 +50,9 @@ class AdditiveAttention(nn.Module):
 
     Notes
     -----
+    Costs queries x keys x hidden_dim tanh, and memory linear in tokens, both ways. Dtypes are those of
+    ``clearhead.torch.attention``.
+
     Matrices begin by Glorot's uniform law, v uniform within 1/sqrt(hidden_dim), b at 0. (The paper draws matrices from
     a normal law of deviation 0.001, and begins with v and b at 0: appendix B.1.)
 

@@ -65,6 +65,9 @@ class MultiHeadAttention(nn.Module):
 
     Notes
     -----
+    Costs four projections and one call of ``clearhead.torch.attention``, whose dtypes and devices it has: memory is
+    linear in tokens, both ways. ``torch.compile`` makes it one graph, without a cache.
+
     Learned weights begin as in ``nn.MultiheadAttention``: q, k and v by Glorot's uniform law, biases 0.
     ``load_state_dict`` takes the state dict of one, too, also in the middle of a larger model: see
     ``clearhead.torch.modules.from_torch`` for which name becomes which. Two of its habits are not shared: batches come

@@ -179,7 +179,7 @@ class MultiplicativeAttention(nn.Module):
         lengths : integers (batch,), optional
             How many keys of each batch entry are real: the others are hidden, and S of local-p is this. 0 is allowed.
         positions : tensor (queries,) or (batch, queries) of whole numbers, optional
-            t of local-m: where queries stand. 0, 1, 2 ... when None; a decoder that goes step by step says it.
+            t of local-m: where queries stand. 0, 1, 2 ... when None; one alone must say it, as a decoder's step.
         return_weights : bool
             Also give the weights (batch, 1, queries, keys), before dropout: an ``AttentionWeights``.
 

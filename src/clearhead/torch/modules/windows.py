@@ -37,7 +37,7 @@ class Everywhere(nn.Module):
 
 
 class Monotonic(nn.Module):
-    """local-m; queries stand at 0, 1, 2 ... where positions are not given."""
+    """local-m; queries stand at 0, 1, 2 ... where positions are not given. One alone must say."""
 
     def __init__(self, reach: int) -> None:
         super().__init__()
@@ -47,8 +47,13 @@ class Monotonic(nn.Module):
         """Nothing is learned."""
 
     def forward(self, query: Tensor, keys: int, lengths: Lengths, positions: Tensor | None) -> Seen:
-        del keys, lengths
+        del lengths
         if positions is None:
+            if query.shape[-2] == 1 < keys:
+                raise ValueError(
+                    "query has one token, and where it stands was not said: window='local-m' needs positions=[t] "
+                    "of a decoder that goes step by step, [0] if it is the first or the only one"
+                )
             return masks.window(self.reach, self.reach, align="start"), None
         at = places("positions", positions, query).cpu().unsqueeze(-2).numpy()
         return masks.intervals(at - self.reach, at + self.reach + 1), None
