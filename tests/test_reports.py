@@ -2,8 +2,8 @@
 
 A test is named after the first report of its kind; its docstring names the others. hf = huggingface/transformers,
 pt = pytorch/pytorch, ort = microsoft/onnxruntime, fa = Dao-AILab/flash-attention, fi = flashinfer-ai/flashinfer.
-Speed (pt#151441, pt#115151) is a matter of test_assembly.py and of `make bench`. Gradients have no test yet
-(pt#188302, pt#116350, pt#128971, fa#1672, pt#148752).
+Speed (pt#151441, pt#115151) is a matter of test_assembly.py and of `make bench`. Gradients (pt#188302, pt#116350,
+pt#128971, fa#1672, pt#148752, and those of reports that are here too) are in tests/torch/test_reports_of_gradients.py.
 """
 
 from __future__ import annotations

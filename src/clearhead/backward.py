@@ -193,8 +193,8 @@ class _Backward:
     def _shaped(self, name: str, array: Floats) -> Floats:
         problem = self.plan.problem
         given = {"query": problem.query, "key": problem.key, "value": problem.value}.get(name)
-        if given is not None:
-            return array.reshape(given.shape)
+        if given is not None:  # where there are no query heads, nothing comes back to the key heads that there are
+            return array.reshape(given.shape) if array.size == given.size else np.zeros(given.shape, self.at)
         if name in ("alibi", "sinks"):
             return summed_to(array, np.shape(parameters(problem.score)[name]))
         return array

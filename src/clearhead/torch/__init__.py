@@ -9,6 +9,9 @@
     modules/          torch.nn.Modules: MultiHeadAttention, AdditiveAttention, MultiplicativeAttention
     huggingface.py    the attention of transformers models
       huggingface_masks.py, lazy_mask.py    their masks, without matrices
+    replacement.py    torch's function of its own name, by ours
+      signature.py      its arguments as a call of ours
+    enabling.py       torch's function is ours in a block
 
 >>> import torch, clearhead.torch
 >>> x = torch.randn(3, 4)
@@ -20,9 +23,18 @@ from importlib import import_module
 from typing import Any
 
 from clearhead.torch.attention import attention
+from clearhead.torch.enabling import enabled
 from clearhead.torch.modules import AdditiveAttention, MultiHeadAttention, MultiplicativeAttention
+from clearhead.torch.replacement import scaled_dot_product_attention
 
-__all__ = ["AdditiveAttention", "MultiHeadAttention", "MultiplicativeAttention", "attention"]
+__all__ = [
+    "AdditiveAttention",
+    "MultiHeadAttention",
+    "MultiplicativeAttention",
+    "attention",
+    "enabled",
+    "scaled_dot_product_attention",
+]
 
 
 def __getattr__(name: str) -> Any:

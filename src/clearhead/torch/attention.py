@@ -130,6 +130,8 @@ def attention(
         elif isinstance(score.base, Additive):
             base = score.base
             additive = tuple(_tensor("additive", w, query) for w in (base.query_weight, base.key_weight, base.vector))  # type: ignore[assignment]
+    if not 0 <= dropout <= 1:
+        raise ValueError(f"dropout is a probability, between 0 and 1, got {dropout}")
     if general is not None and additive is not None:
         raise ValueError("general and additive were both given: a score has one base")
     allowed = None
@@ -148,7 +150,7 @@ def attention(
     softcap, softcap_tensor = (None, softcap) if isinstance(softcap, Tensor) else (softcap, None)
     tensors = (
         query, key, value, _tensor("bias", bias, query), scale_tensor, softcap_tensor, _tensor("alibi", alibi, query),
-        _tensor("sinks", sinks, query), general, *(additive or (None, None, None)), allowed, _seed(dropout, query),
+        _tensor("sinks", sinks, query), general, *(additive or (None, None, None)), allowed, draw(dropout, query),
     )  # fmt: skip
     fixed = Fixed(mask, scale, softcap, align, function, derivative, dropout)
     return run(fixed, tensors, return_logsumexp, return_weights)
@@ -214,10 +216,8 @@ def _tensor(name: str, values: Any, like: Tensor) -> Tensor | None:
     return found.to(like.device) if like.device.type != "cpu" else found
 
 
-def _seed(dropout: float, query: Tensor) -> Tensor | None:
+def draw(dropout: float, query: Tensor) -> Tensor | None:
     """A number from torch's generator, where weights are to be dropped."""
-    if not 0 <= dropout <= 1:
-        raise ValueError(f"dropout is a probability, between 0 and 1, got {dropout}")
     return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=query.device) if dropout else None
 
 

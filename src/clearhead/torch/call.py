@@ -47,6 +47,11 @@ def named(tensors: Tensors) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in zip(NAMES, tensors, strict=True) if tensor is not None}
 
 
+def in_order(**tensors: Tensor | None) -> Tensors:
+    """Tensors by name, as they stand in a call."""
+    return tuple(tensors.get(name) for name in NAMES)
+
+
 def problem_of(fixed: Fixed, arrays: dict[str, NDArray[Any]], read: bool = True) -> Problem:
     """The checked Problem of arrays by the names of tensors; ``read`` False: they are stand-ins, only sizes count."""
     return check(arrays["query"], arrays["key"], arrays["value"], mask_of(fixed, arrays), score_of(fixed, arrays, read))
