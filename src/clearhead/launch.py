@@ -32,6 +32,7 @@ _PLACES = tuple(ADDRESS[name] for name in ("query", "key", "value"))
 # In multiply-adds. What takes under 60 microseconds is not shared out; no share takes longer than some 15 milliseconds,
 # after which Ctrl-C is heard; and each thread gets about so many shares.
 GRAIN, LONGEST, SHARES = 4_000_000, 1_000_000_000, 8
+STREAMED = 1 << 18  # numbers of keys and values that one thread reads in under 60 microseconds
 
 
 def run(plan: Plan) -> tuple[Floats, Floats]:
@@ -126,6 +127,7 @@ class Stream(Pass):
         rows = 1 << (x.queries * x.group - 1).bit_length()
         self._room, self._partial = decode.room_size(x.dim, x.value_dim), rows * (x.value_dim + 2)
         self._longest = max(1, LONGEST // (rows * decode.CHUNK * (x.dim + x.value_dim)))
+        self._short = self._sequences * x.keys * (x.dim + x.value_dim) <= STREAMED
         self._paging = paging or (decode.CHUNK, _pages(x.key, batch, chunks), _pages(x.value, batch, chunks))
 
     def _compute(self, numbers: Ints, output: Floats, logsumexp: Floats) -> None:
@@ -136,7 +138,8 @@ class Stream(Pass):
             room = np.empty(self._room, self._dtype)
             decode.decode_chunks(numbers, kinds, *self._paging, room, first, last, self._chunks, partial)
 
-        share(some, items, max(1, min(self._longest, items // (4 * get_num_threads()))))
+        grain = items if self._short else items // (4 * get_num_threads())
+        share(some, items, max(1, min(self._longest, grain)))
         decode.merge_chunks(numbers, kinds, self._chunks, self._sequences, partial)
 
 
