@@ -23,7 +23,7 @@ demo: $(READY)  ## read the attention of a real language model over a real text
 	$(BIN)/clearhead demo
 
 test: $(READY)  ## prove the maths
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 4 --dist worksteal
 
 lint: $(READY)  ## style, types, and who may import whom
 	$(BIN)/ruff check .

@@ -16,6 +16,7 @@ FIGURES = {
     "fastest": "× the speed of the fastest peer",
     "beside": "× the time of what it is set beside, for the same arithmetic",
     "over naive": "× the time of naive NumPy",
+    "over torch": "× the time of torch",
     "bytes": "MB beyond inputs and outputs",
     "seconds": "s",
 }
@@ -98,8 +99,9 @@ def _figure(figure: str, row: dict[str, Any]) -> tuple[float | None, str]:
     if figure == "fastest":
         fastest = min(times, key=times.__getitem__, default="")
         return times.get(fastest), fastest
-    if figure == "over naive":
-        return (1 / times["naive"] if "naive" in times else None), ""
+    if figure in ("over naive", "over torch"):
+        peer = figure.removeprefix("over ")
+        return (1 / times[peer] if peer in times else None), ""
     if figure in FIGURES:
         return row.get("figures", {}).get(figure), ""
     return times.get(figure), ""

@@ -32,7 +32,8 @@ class Workload:
         number of tokens, spread evenly from 16 to all).
     score : "dot", "alibi" (dot product and ALiBi), or "additive" (its hidden dim is dim).
     told : how Clearhead is told the mask or the score: as what it is, or as a "function" of the user's.
-    call : Clearhead's function. given : "random" inputs, or the tutorial's, which are 2-D.
+    call : Clearhead's function; "drop-in" is the one that stands in for torch's, on tensors.
+    given : "random" inputs, or the tutorial's, which are 2-D.
     way : "forward", or "both": the output, and the gradients of query, key and value (and of an additive score's
     numbers) from an output gradient of standard normal numbers.
     asks : for measures, see ``asked``: those of rows "riding" along in the call; "all" of them, of weights whose
@@ -59,7 +60,7 @@ class Workload:
     documents: int = 0
     score: Literal["dot", "alibi", "additive"] = "dot"
     told: Literal["", "function"] = ""
-    call: Literal["attention", "scaled_dot_product_attention"] = "attention"
+    call: Literal["attention", "scaled_dot_product_attention", "drop-in"] = "attention"
     given: Literal["random", "tutorial"] = "random"
     way: Literal["forward", "both"] = "forward"
     asks: Literal["", "riding", "all", "alone"] = ""
@@ -87,7 +88,7 @@ class Workload:
             "user's function" if self.told else "",
             f"{self.queries} quer{'y' if self.queries == 1 else 'ies'}" if self.queries else "",
             "" if self.dtype == "float32" else self.dtype,
-            "" if self.call == "attention" else "with weights",
+            {"attention": "", "scaled_dot_product_attention": "with weights", "drop-in": "drop-in"}[self.call],
             "" if self.way == "forward" else "forward + backward",
             {"": "", "riding": "with row measures", "all": "all measures", "alone": "logsumexp and all measures"}[
                 self.asks

@@ -102,6 +102,8 @@ ROWS: tuple[Row, ...] = (
              targets=(Target("over naive", at_most=2.0),)),
     Workload("worked-weights", SMALL, heads=1, tokens=3, dim=4, dtype="float64", given="tutorial", peers=("naive",),
              call="scaled_dot_product_attention", targets=(Target("over naive", at_most=2.0),)),
+    Workload("drop-in", SMALL, heads=4, tokens=16, dim=32, call="drop-in", peers=("torch",),
+             targets=(Target("over torch", at_most=3.0),)),
     Workload("memory", ("memory",), heads=1, tokens=131_072, dim=64, mask="causal", measures="memory",
              peers=("torch",), targets=(Target("bytes", at_most=64e6),), headline=True),
     Workload("backward-memory", ("memory", *BACKWARD), heads=1, tokens=65_536, dim=64, mask="causal", way="both",

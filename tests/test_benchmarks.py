@@ -52,6 +52,7 @@ KINDS = [
     replace(SMALL, mask="causal", asks="all"),
     replace(SMALL, mask="causal", asks="alone"),
     replace(SMALL, mask="causal", way="both"),
+    replace(SMALL, mask="causal", call="drop-in"),
     replace(SMALL, score="additive", way="both"),
     Workload("tutorial", (), heads=1, tokens=3, dim=4, dtype="float64", given="tutorial"),
 ]

@@ -28,6 +28,8 @@ def lacks(workload: Workload) -> str | None:
 def prepare(workload: Workload) -> Callable[[], Any]:
     if workload.way == "both":
         return _both_ways(workload)
+    if workload.call == "drop-in":
+        return _drop_in(workload)
     turns = itertools.cycle(workload.arrays())
     call, given = getattr(ch, workload.call), {}
     if workload.mask != "full":
@@ -37,6 +39,17 @@ def prepare(workload: Workload) -> Callable[[], Any]:
     if workload.asks:
         return _asking(workload, turns, given)
     return lambda: call(*next(turns), **given)
+
+
+def _drop_in(workload: Workload) -> Callable[[], Any]:
+    import torch
+
+    import tensors
+    from clearhead.torch import scaled_dot_product_attention
+
+    turns = itertools.cycle([[tensors.of(array) for array in arrays] for arrays in workload.arrays()])
+    causal = workload.mask == "causal"
+    return torch.inference_mode()(lambda: scaled_dot_product_attention(*next(turns), is_causal=causal))
 
 
 def _both_ways(workload: Workload) -> Callable[[], Any]:
