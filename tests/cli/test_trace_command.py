@@ -231,7 +231,8 @@ def test_a_run_that_was_killed_goes_on(model: Path, text: Path, tmp_path: Path, 
     unfinished.write_state(state, run_facts(loaded, trace.text, Keeping()), done)
     failed(
         run(*arguments),
-        "t.unfinished holds 2 of 3 attentions of a run of tiny that was stopped: go on with it with",
+        "t.unfinished holds 2 of 3 attentions of a run of tiny that was stopped: `clearhead trace ... "
+        "--continue` with the same model and text goes on with it",
     )
     assert run(*arguments, "--continue").exit_code == 0
     assert Trace.open(tmp_path / "t").sites == trace.sites

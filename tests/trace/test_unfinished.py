@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,10 +16,12 @@ import numpy as np
 import pytest
 import tiny_models
 
+import clearhead as ch
 from clearhead.trace import Model, Trace, TraceError, load, record, tokenize, unfinished
 from clearhead.trace.format import Tokens
 from clearhead.trace.keep import Keeping
 from clearhead.trace.recording import run_facts
+from clearhead.trace.writer import TraceWriter
 
 KILLED = """
     import os, signal, sys
@@ -51,8 +54,6 @@ def killed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def left(killed: Path, tmp_path: Path) -> Path:
     """A copy that a test may change: the path of the trace that was not finished."""
-    import shutil
-
     shutil.copytree(unfinished.folder_for(killed), tmp_path / "t.unfinished")
     return tmp_path / "t"
 
@@ -64,14 +65,16 @@ def test_what_is_left(killed: Path) -> None:
 
 
 def test_it_never_opens_as_a_trace(killed: Path) -> None:
-    words = r"t\.unfinished holds 2 of 3 attentions of a run of tiny that was stopped: it is not a trace.*--continue"
+    words = (
+        r"t\.unfinished holds 2 of 3 attentions of a run of tiny that was stopped: it is not a trace; `.*--continue`"
+    )
     for path in (killed, unfinished.folder_for(killed)):
         with pytest.raises(TraceError, match=words):
             Trace.open(path)
 
 
 def test_it_is_not_written_over_unasked(left: Path, tiny: Model, tokens: Tokens) -> None:
-    words = r"t\.unfinished holds 2 of 3 attentions of a run of tiny that was stopped: go on with it with --continue"
+    words = r"t\.unfinished holds 2 of 3 attentions of a run of tiny that was stopped: `clearhead trace .* --continue`"
     with pytest.raises(TraceError, match=words):
         record(tiny, tokens, left)
     assert (left.parent / "t.unfinished" / "unfinished.json").is_file()
@@ -169,6 +172,65 @@ def test_all_attentions_of_several_stacks_are_counted(tmp_path: Path) -> None:
     assert run_facts(model, tokens, Keeping(), layers=[0, 2], kinds=["decoder", "encoder"], write=3)["of"] == "3"
 
 
+KILLED_AT_HAND = """
+    import os, signal, sys
+    sys.path.insert(0, {tests!r})
+    import tiny_models
+    import clearhead as ch
+    from clearhead.trace import recorder
+    keep, kept = recorder.Recorder.keep, []
+    def killed(self, one):
+        keep(self, one)
+        kept.append(one)
+        if len(kept) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+    recorder.Recorder.keep = killed
+    model, inputs = tiny_models.build("llama"), tiny_models.inputs("llama")
+    if {how!r} == "trace":
+        ch.trace(model, inputs, {path!r})
+    with ch.tracing(model, {path!r}, layers=[0, 1]):
+        model(**inputs)
+"""
+
+
+@pytest.mark.parametrize(("how", "of"), [("trace", 3), ("tracing", 2)])
+def test_a_killed_run_of_inputs_at_hand_says_that_it_can_only_be_removed(how: str, of: int, tmp_path: Path) -> None:
+    """``ch.trace(model, inputs, path)`` and ``ch.tracing``: there is no text that could be read again."""
+    path = tmp_path / "t"
+    code = textwrap.dedent(KILLED_AT_HAND).format(tests=str(Path(__file__).parent), path=str(path), how=how)
+    found = subprocess.run([sys.executable, "-c", code], env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    assert found.returncode == -signal.SIGKILL
+    assert [file.name for file in tmp_path.iterdir()] == ["t.unfinished"]
+    holds = rf"t\.unfinished holds 2 of {of} attentions of a run of LlamaForCausalLM that was stopped"
+    only = "it does not say what was read, so that nothing can go on with it. Remove it, and trace"
+    for folder in (path, unfinished.folder_for(path)):
+        with pytest.raises(TraceError, match=rf"{holds}: it is not a trace; {only}"):
+            Trace.open(folder)
+    model, inputs = tiny_models.build("llama"), tiny_models.inputs("llama")
+    with pytest.raises(TraceError, match=rf"{holds}: {only}"):
+        ch.trace(model, inputs, path)
+    loaded = load(str(tiny_models.save(tmp_path / "tiny")))
+    with pytest.raises(TraceError, match=rf"{holds}: {only}"):
+        record(loaded, tokenize(loaded.tokenizer, tiny_models.TEXT), path, go_on=True)
+    shutil.rmtree(unfinished.folder_for(path))
+    assert len(ch.trace(model, inputs, path)) == 3
+
+
+def test_what_saving_left_says_what_it_holds(recorded: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looked at while it is saved, as if the process had been killed there."""
+    finish, said = TraceWriter.finish, []
+
+    def watched(self: TraceWriter, index: Any) -> None:
+        said.append((unfinished.said(self.folder, locked=True), unfinished.advice(self.folder)))
+        finish(self, index)
+
+    monkeypatch.setattr(TraceWriter, "finish", watched)
+    recorded.save(tmp_path / "saved")
+    ((holds, advice),) = said
+    assert holds == f"{tmp_path / 'saved'}.unfinished holds 3 of 3 attentions of a run of tiny that was stopped"
+    assert "nothing can go on with it. Remove it, and trace or save again" in advice
+
+
 def test_two_processes_do_not_write_into_one_folder(tiny: Model, tokens: Tokens, tmp_path: Path) -> None:
     def second(layer: int) -> None:
         with pytest.raises(TraceError, match=r"t\.unfinished is being written by another process: wait for it"):
@@ -180,7 +242,7 @@ def test_two_processes_do_not_write_into_one_folder(tiny: Model, tokens: Tokens,
 def test_what_is_in_the_way(tiny: Model, tokens: Tokens, tmp_path: Path) -> None:
     (tmp_path / "t.unfinished").mkdir()
     (tmp_path / "t.unfinished" / "thesis").write_text("years of work")
-    with pytest.raises(TraceError, match=r"t\.unfinished is in the way"):
+    with pytest.raises(TraceError, match=r"t\.unfinished is in the way: remove it$"):
         record(tiny, tokens, tmp_path / "t")
     (tmp_path / "u.unfinished").write_text("a file")
     with pytest.raises(TraceError, match=r"u\.unfinished is in the way: remove it, or choose another name"):

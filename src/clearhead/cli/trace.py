@@ -145,10 +145,7 @@ def record_trace(model: Model, tokens: Tokens, folder: Path, chosen: Chosen | No
     plans.check_writes(model, chosen.write)
     attentions = find_attentions(model.network)
     every = len(attentions.layers())
-    steps = sum(
-        (chosen.layers is None or one.layer in chosen.layers) and (chosen.kinds is None or one.kind in chosen.kinds)
-        for one in attentions.heard
-    )
+    steps = len(attentions.chosen(chosen.layers, chosen.kinds))
     count = len(tokens) + chosen.write
     size, memory = plans.estimate(model, count, chosen.layers, keeping), plans.estimate_memory(model, count)
     stderr().print(

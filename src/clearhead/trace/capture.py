@@ -104,13 +104,7 @@ def capture(
     """
     attentions = find_attentions(network)
     check_kinds(attentions, kinds, network)
-    wanted = frozenset(
-        one
-        for one in attentions.heard
-        if (kinds is None or one.kind in kinds)
-        and (layers is None or one.layer in layers)
-        and (one.kind, one.layer) not in skip
-    )
+    wanted = frozenset(one for one in attentions.chosen(layers, kinds) if (one.kind, one.layer) not in skip)
     for one in wanted:
         _check_implementation(getattr(getattr(one.module, "config", None), "_attn_implementation", None) or "eager")
     session = Session(listener, attentions, wanted)

@@ -12,6 +12,7 @@ from clearhead.trace.errors import TraceError
 from clearhead.trace.keep import Keeping, Store, check_store
 from clearhead.trace.reader import Trace
 from clearhead.trace.recorder import Memory, recording
+from clearhead.trace.sites import find_attentions
 from clearhead.trace.writer import check_destination, writing
 
 
@@ -61,7 +62,9 @@ def trace(
     inputs : mapping
         What the model is called with, as a tokenizer or processor gives it: ``model(**inputs)``.
     path : str or path, optional
-        A folder for the trace: each attention is written as soon as it has run. None keeps it in memory.
+        A folder for the trace: each attention is written as soon as it has run. None keeps it in memory. A process
+        that is killed leaves ``path.unfinished``, which says what it holds and never opens as a trace; since the
+        inputs are not kept, it can only be removed.
     tokenizer : optional
         Names the tokens; without it they are shown by their numbers.
     layers, heads, kinds : collections, optional
@@ -158,7 +161,8 @@ def _recorded(
             into: Any = Memory()
         else:
             check_destination(Path(path))
-            into = stack.enter_context(writing(Path(path)))
+            chosen = find_attentions(model).chosen(options["layers"], options["kinds"])
+            into = stack.enter_context(writing(Path(path), {"model": name, "of": str(len(chosen))}))
         with recording(model, into, name=name, keeping=keeping, **options):
             yield
     found._trace = into.trace() if path is None else Trace.open(path)

@@ -9,7 +9,7 @@ from clearhead.trace import format as layout
 from clearhead.trace.checked import from_json
 from clearhead.trace.errors import TraceError
 from clearhead.trace.format import Index
-from clearhead.trace.unfinished import folder_for, said
+from clearhead.trace.unfinished import advice, folder_for, said
 
 
 def is_trace(path: Path) -> bool:
@@ -32,10 +32,7 @@ def read_index(path: Path) -> Index:
             if (left := said(folder)) is not None:
                 if left.endswith("being written"):
                     raise TraceError(f"{left}: it is no trace yet. Wait for it") from None
-                raise TraceError(
-                    f"{left}: it is not a trace. `clearhead trace ... --continue` with the same model and text goes on "
-                    f"with it, or remove it"
-                ) from None
+                raise TraceError(f"{left}: it is not a trace; {advice(folder)}") from None
         raise TraceError(f"{path} {what}. `clearhead trace MODEL --text FILE -o DIR` records one") from None
     except (ValueError, RecursionError):
         raise TraceError(f"{where} is cut short or not JSON: record the trace again") from None

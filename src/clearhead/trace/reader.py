@@ -18,7 +18,7 @@ from clearhead.trace.measured import SiteMeasures
 from clearhead.trace.opening import read_index
 from clearhead.trace.questions import Questions
 from clearhead.trace.recompute import site_visible, site_weights
-from clearhead.trace.tensors import read_header, read_tensors, write_tensors
+from clearhead.trace.tensors import read_header, read_tensors
 
 if TYPE_CHECKING:
     from clearhead.weights import AttentionWeights
@@ -227,11 +227,12 @@ class Trace(Questions):
         Raises TraceError if something that is not a trace lies at ``path``, or the disk is full."""
         from clearhead.trace.writer import writing
 
-        with writing(Path(path)) as writer:
+        checks = {(check.kind, check.layer): check for check in self.checks.sites}
+        with writing(Path(path), {"model": self.model.name, "of": str(len(self))}) as writer:
             for site in self.sites:
-                write_tensors(
-                    writer.folder / layout.site_file(site.kind, site.layer), self.arrays(site.layer, site.kind)
-                )
+                unknown = SiteCheck(site.kind, site.layer, site.dtype, 0, 0.0, 0.0, None)  # of a trace of version 1
+                check = checks.get((site.kind, site.layer), unknown)
+                writer.add(site, check, self.arrays(site.layer, site.kind))
             writer.finish(self._index)
         return Trace.open(path)
 

@@ -125,10 +125,6 @@ def run_facts(
     weights = hashlib.sha256()
     for name, parameter in model.network.named_parameters():
         weights.update(name.encode() + parameter.detach().flatten()[:16].double().cpu().numpy().tobytes())
-    count = sum(
-        (layers is None or one.layer in layers) and (kinds is None or one.kind in kinds)
-        for one in find_attentions(model.network).heard
-    )
     return {
         "model": model.name,
         "weights": weights.hexdigest(),
@@ -140,7 +136,7 @@ def run_facts(
         "store": f"{keeping.store}, {'measures' if keeping.only_measures else 'all'}",
         "versions": f"torch {torch.__version__}, transformers {transformers.__version__}",
         "write": str(write),
-        "of": str(count),
+        "of": str(len(find_attentions(model.network).chosen(layers, kinds))),
     }
 
 

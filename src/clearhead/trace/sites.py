@@ -41,6 +41,14 @@ class Attentions:
     def kinds(self) -> tuple[Kind, ...]:
         return tuple(kind for kind in KINDS if any(one.kind == kind for one in self.heard))
 
+    def chosen(self, layers: Collection[int] | None, kinds: Collection[str] | None) -> tuple[Attention, ...]:
+        """Those of some layers and kinds, None for all."""
+        return tuple(
+            one
+            for one in self.heard
+            if (layers is None or one.layer in layers) and (kinds is None or one.kind in kinds)
+        )
+
     def layers(self, kind: str | None = None) -> tuple[int, ...]:
         return tuple(sorted({one.layer for one in self.heard if kind in (None, one.kind)}))
 

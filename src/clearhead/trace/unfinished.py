@@ -5,7 +5,7 @@
     DIR.unfinished/self-000.safetensors ...
 
 It has no trace.json, so it never opens as a trace. The same run can go on with it, where ``unfinished.json`` says that
-it is the same."""
+it is the same: a run over a text that is named there. One that was made of inputs at hand cannot."""
 
 from __future__ import annotations
 
@@ -69,12 +69,27 @@ def said(folder: Path, locked: bool = False) -> str | None:
     return f"{folder} holds {len(done)} of {of} attentions of a run of {model} that {how}"
 
 
+def advice(folder: Path) -> str:
+    """What can be done with a folder that a run left, in words."""
+    if _goes_on(folder):
+        return "`clearhead trace ... --continue` with the same model and text goes on with it, or remove it"
+    return "it does not say what was read, so that nothing can go on with it. Remove it, and trace or save again"
+
+
+def _goes_on(folder: Path) -> bool:
+    """Whether the run that left a folder says which text it read: that can be read again."""
+    found = read_state(folder)
+    return found is not None and "tokens" in found[0]
+
+
 def resumed(folder: Path, run: dict[str, Any]) -> Done:
     """The sites that a stopped run of the same kind left whole. Raises TraceError if it was another run."""
     found = read_state(folder)
     if found is None:
         raise TraceError(f"{folder} does not say what it holds: remove it, and record the trace again")
     before, done = found
+    if not _goes_on(folder):
+        raise TraceError(f"{said(folder, locked=True)}: {advice(folder)}")
     if different := sorted(name for name in run if before.get(name) != run[name]):
         raise TraceError(
             f"{folder} is of another run ({', '.join(different)} differ): give the same model, text and choices to go "

@@ -20,7 +20,7 @@ from clearhead.trace.format import Index, Site, SiteCheck
 from clearhead.trace.opening import is_trace
 from clearhead.trace.tensors import write_tensors
 from clearhead.trace.unfinished import INDEX as UNFINISHED
-from clearhead.trace.unfinished import LOCK, Done, Lock, folder_for, resumed, said, write_state
+from clearhead.trace.unfinished import LOCK, Done, Lock, advice, folder_for, resumed, said, write_state
 
 
 class TraceWriter:
@@ -96,8 +96,8 @@ def _claim(folder: Path, go_on: bool) -> bool:
 def _refuse_what_is_left(folder: Path) -> None:
     """Raise TraceError if the folder is not new."""
     if any(file.name != LOCK for file in folder.iterdir()):
-        what = said(folder, locked=True) or f"{folder} is in the way"
-        raise TraceError(f"{what}: go on with it with --continue, or remove it")
+        what = said(folder, locked=True)
+        raise TraceError(f"{what}: {advice(folder)}" if what else f"{folder} is in the way: remove it")
 
 
 def check_destination(path: Path) -> None:
