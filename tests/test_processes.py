@@ -114,7 +114,8 @@ if __name__ == "__main__":
     assert printed(child) == "True True\n"
 
 
-# Rows of stride 0 take no memory, and two million of each are more than an hour's work.
+# Rows of stride 0 take no memory: two million queries and keys are more than an hour's work, and one query over two
+# thousand million long keys is minutes of it.
 INTERRUPTED = """
 import signal, sys
 import numpy as np, clearhead as ch
@@ -122,19 +123,26 @@ import numpy as np, clearhead as ch
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever began the tests may have told us to ignore it
 ch.set_num_threads({threads})
 small = np.random.default_rng(0).standard_normal((3, 2, 300, 16), dtype=np.float32)
-expected = ch.attention(*small)
+few = small[0, :, :1]
+expected, decoded = ch.attention(*small), ch.attention(few, *small[1:])
 ch.attention_weights(*small[:2]).measure("entropy")  # compiled, so that it is the call that is interrupted
 far = np.broadcast_to(small[0, :1, :1], (1, 2_000_000, 16))
 logs = np.zeros((1, 2_000_000))
+lone = np.ones((1, 1, 4096), np.float32)
+keys = np.broadcast_to(lone, (1, 2_000_000_000, 4096))
+values = np.broadcast_to(small[0, :1, :1], (1, 2_000_000_000, 16))
+assert ch.explain(lone, keys, values).kernel == "streaming"
 print("begins", flush=True)
 try:
     {call}
     print("was not interrupted")
 except KeyboardInterrupt:
-    print("interrupted", np.array_equal(ch.attention(*small), expected))
+    right = np.array_equal(ch.attention(*small), expected)
+    print("interrupted", right and np.array_equal(ch.attention(few, *small[1:]), decoded))
 """
 CALLS = {
     "prefill": "ch.attention(far, far, far)",
+    "decode": "ch.attention(lone, keys, values)",
     "measures": "ch.attention_weights(far, far, logsumexp=logs).measure('entropy')",
     "row sums": "ch.attention_weights(far, far, logsumexp=logs).sum(axis=-1)",
 }
