@@ -18,7 +18,7 @@ from clearhead import memory
 from clearhead.cli.trace import parse_layers
 from clearhead.trace import Trace, load, unfinished, writer
 from clearhead.trace.keep import Keeping
-from clearhead.trace.recording import run_facts
+from clearhead.trace.recording import needs, run_facts
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trace"))
 import tiny_models
@@ -36,7 +36,9 @@ def test_a_trace(model: Path, text: Path, tmp_path: Path, run: Run) -> None:
     trace = Trace.open(tmp_path / "a" / "t")
     assert len(trace.tokens) == 20
     assert trace.layers == (0, 2)
-    assert "tiny: 2 of 3 layers, 20 tokens: the trace will take about 33.3 kB" in result.stderr
+    said = re.search(r"tiny: 2 of 3 layers, 20 tokens: the trace will take about ([\d.]+) kB", result.stderr)
+    assert said
+    assert 1000 * float(said[1]) == pytest.approx(trace.nbytes, rel=0.05)
     assert result.stdout.startswith(f"Wrote {tmp_path / 'a' / 't'}: ")
     assert "peak memory" in result.stdout
     assert "As matrices, its weights would take 19.2 kB." in result.stdout
@@ -210,8 +212,12 @@ def test_memory_and_size_are_said_first(
     model: Path, text: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = run("trace", model, "--text", text, "-o", tmp_path / "t")
-    said = r"3 of 3 layers, \d+ tokens: the trace will take about [\d.]+ kB, reading it [\d.]+ kB of memory"
-    assert re.search(said, result.stderr), result.stderr
+    said = r"3 of 3 layers, \d+ tokens: the trace will take about ([\d.]+) kB, reading it ([\d.]+) kB of memory"
+    found = re.search(said, result.stderr)
+    assert found, result.stderr
+    trace = Trace.open(tmp_path / "t")
+    assert 1000 * float(found[1]) == pytest.approx(trace.nbytes, rel=0.05)
+    assert 1000 * float(found[2]) == pytest.approx(needs(load(str(model)), len(trace.tokens)).memory, abs=50)
     monkeypatch.setattr(memory, "available", lambda: 10_000)
     result = run("trace", model, "--text", text, "-o", tmp_path / "u")
     failed(result, "of memory beside the model and 10.0 kB are free: give a smaller --max-tokens")

@@ -136,7 +136,6 @@ def record_trace(model: Model, tokens: Tokens, folder: Path, chosen: Chosen | No
     from clearhead.trace import recording as plans
     from clearhead.trace.keep import Keeping
     from clearhead.trace.sites import find_attentions
-    from clearhead.trace.writer import check_space
 
     chosen = chosen or Chosen()
     keeping = chosen.keeping or Keeping()
@@ -146,16 +145,14 @@ def record_trace(model: Model, tokens: Tokens, folder: Path, chosen: Chosen | No
     attentions = find_attentions(model.network)
     every = len(attentions.layers())
     steps = len(attentions.chosen(chosen.layers, chosen.kinds))
-    count = len(tokens) + chosen.write
-    size, memory = plans.estimate(model, count, chosen.layers, keeping), plans.estimate_memory(model, count)
+    needs = plans.needs(model, len(tokens), chosen.layers, chosen.kinds, keeping, chosen.write)
     stderr().print(
         f"{model.name}: {every if chosen.layers is None else len(chosen.layers)} of {every} layers, "
-        f"{len(tokens):,} token{'s' * (len(tokens) != 1)}: the trace will take about {written(size)}, "
-        f"reading it {written(memory)} of memory",
+        f"{len(tokens):,} token{'s' * (len(tokens) != 1)}: the trace will take about {written(needs.disk)}, "
+        f"reading it {written(needs.memory)} of memory",
         soft_wrap=True,
     )
-    check_space(folder, size)
-    plans.check_memory(model, count)
+    plans.check_room(folder, needs)
     start = time.perf_counter()
     with counting("Reading", steps) as progress:
         found = record(

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.trace.errors import TraceError
+from clearhead.trace.estimates import check_needs, estimate, reads_inputs
 from clearhead.trace.keep import Keeping, Store, check_store
 from clearhead.trace.reader import Trace
 from clearhead.trace.recorder import Memory, recording
-from clearhead.trace.sites import find_attentions
+from clearhead.trace.sites import check_kinds, find_attentions
 from clearhead.trace.writer import check_destination, writing
 
 
@@ -82,7 +83,9 @@ def trace(
     Raises
     ------
     TraceError
-        If the model's attention cannot be heard, or not be told from queries and keys.
+        If the model's attention cannot be heard, or not be told from queries and keys; before the model runs, if it
+        reads text, whose shapes say what the trace will take, and disk or memory are too small for it. What images,
+        sound and caches take is not known before: then an attention that does not fit is refused when it comes.
 
     Notes
     -----
@@ -95,22 +98,37 @@ def trace(
     """
     import torch
 
+    keeping = Keeping(heads, store, only_measures)
+    _check_room(model, inputs, path, layers, kinds, keeping)
     found = Tracing()
     with (
-        _recorded(
-            model,
-            path,
-            found,
-            once=True,
-            tokenizer=tokenizer,
-            layers=layers,
-            kinds=kinds,
-            keeping=Keeping(heads, store, only_measures),
-        ),
+        _recorded(model, path, found, once=True, tokenizer=tokenizer, layers=layers, kinds=kinds, keeping=keeping),
         torch.inference_mode(),
     ):
         model(**inputs)
     return found.trace
+
+
+def _check_room(
+    model: Any,
+    inputs: Mapping[str, Any],
+    path: str | PathLike[str] | None,
+    layers: Collection[int] | None,
+    kinds: Collection[str] | None,
+    keeping: Keeping,
+) -> None:
+    """Raise TraceError if it can be told that disk or memory are too small: from the inputs' shapes, of text."""
+    attentions = find_attentions(model)
+    check_kinds(attentions, kinds, model)
+    reads = reads_inputs(model, inputs)
+    if reads is None or not attentions.chosen(layers, kinds):
+        return
+    needs = estimate(model, reads, layers, kinds, keeping, in_memory=path is None)
+    fewer = "give fewer texts, tokens, layers or heads, or only_measures=True"
+    if path is None:
+        check_needs(needs, None, fewer, f"give a path, to keep the trace on disk, or {fewer.removeprefix('give ')}")
+    else:
+        check_needs(needs, Path(path), fewer, "give fewer texts or tokens")
 
 
 @contextmanager
@@ -129,7 +147,8 @@ def tracing(
 
     A generation becomes one record in absolute positions: the rows of the prompt, then one row for each token that
     was read back in (the last token that was written was not). The parameters are those of :func:`trace`; queries and
-    keys are held in memory until the block ends.
+    keys are held in memory until the block ends. How much will run there is not known before, and so nothing is
+    estimated: a trace that does not fit is refused at the end of the block.
 
     >>> import clearhead as ch
     >>> with ch.tracing(model, tokenizer=tokenizer) as trace:                       # doctest: +SKIP

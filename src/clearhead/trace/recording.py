@@ -9,16 +9,15 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from clearhead import memory
 from clearhead.trace.errors import TraceError
+from clearhead.trace.estimates import Needs, check_needs, estimate, reads_text
 from clearhead.trace.format import Tokens
 from clearhead.trace.keep import Keeping, Store, check_store
-from clearhead.trace.measured import MAP
 from clearhead.trace.models import Model, quiet
 from clearhead.trace.reader import Trace
 from clearhead.trace.recorder import recording
 from clearhead.trace.sites import check_kinds, find_attentions
-from clearhead.trace.writer import check_space, writing
+from clearhead.trace.writer import writing
 
 OTHER_INPUTS = {"pixel_values", "input_features", "input_values"}  # images, sound
 
@@ -46,7 +45,7 @@ def record(
     the same run goes on with it, and layers that are whole are not recorded again. With ``write`` the model (loaded
     with ``writing=True``) reads the text and writes at most so many tokens, greedily: one record of all that it read.
 
-    Raises TraceError if the text is longer than the model's context, the disk too small, ``path`` taken by
+    Raises TraceError if the text is longer than the model's context, disk or memory too small, ``path`` taken by
     something that is not a trace, or the model one whose attention cannot be told from queries and keys."""
     import torch
 
@@ -56,7 +55,7 @@ def record(
     check_store(store)
     keeping = Keeping(heads, store, only_measures)
     check_writes(model, write)
-    check_space(path, estimate(model, len(tokens) + write, layers, keeping))
+    check_room(path, needs(model, len(tokens), layers, kinds, keeping, write))
     run = run_facts(model, tokens, keeping, layers, kinds, write)
     with (
         writing(path, run, go_on) as writer,
@@ -177,48 +176,19 @@ def check_layers(model: Model, layers: Collection[int] | None) -> None:
         )
 
 
-def estimate(model: Model, tokens: int, layers: Collection[int] | None = None, keeping: Keeping | None = None) -> int:
-    """What a trace will take on disk, in bytes: queries, keys, logsumexp and measures of each attention."""
-    keeping = keeping or Keeping()
-    every, every_key, dim = _heads(model)
-    heads = every if keeping.heads is None else len(set(keeping.heads))
-    key_heads = every_key if keeping.heads is None else heads
-    itemsize = model.network.dtype.itemsize if keeping.store is None else 2
-    attentions = find_attentions(model.network).heard
-    count = sum(layers is None or one.layer in layers for one in attentions)
-    measured = heads * (min(tokens, MAP) ** 2 * 4 + tokens * 4 + 10 * 8)
-    kept = tokens * ((heads + key_heads) * dim * itemsize + heads * 8)
-    return int(count * (measured + (0 if keeping.only_measures else kept)))
+def needs(
+    model: Model,
+    tokens: int,
+    layers: Collection[int] | None = None,
+    kinds: Collection[str] | None = None,
+    keeping: Keeping | None = None,
+    write: int = 0,
+) -> Needs:
+    """What recording a text of so many tokens will take, if the model writes so many more."""
+    return estimate(model.network, reads_text(model, tokens, write), layers, kinds, keeping, once=not write)
 
 
-def estimate_memory(model: Model, tokens: int) -> int:
-    """What reading so many tokens will take beside the model, in bytes: what runs through it, and one attention.
-
-    Eager attention makes its matrices, and windows need a mask of one byte a cell."""
-    config, itemsize = model.config, model.network.dtype.itemsize
-    heads, key_heads, dim = _heads(model)
-    wide = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    flowing = tokens * (6 * config.hidden_size + 3 * wide) * itemsize
-    attention = tokens * (4 * (heads + 2 * key_heads) * dim * max(itemsize, 4) + 16 * heads * 8)
-    matrices = 3 * heads * tokens**2 * itemsize if config._attn_implementation == "eager" else 0
-    masks = tokens**2 if getattr(config, "sliding_window", None) else 0
-    return int(flowing + attention + matrices + masks)
-
-
-def check_memory(model: Model, tokens: int) -> None:
-    """Raise TraceError unless there is room to read so many tokens."""
-    needed, free = estimate_memory(model, tokens), memory.available()
-    if free is not None and needed > free:
-        raise TraceError(
-            f"reading {tokens:,} tokens takes about {memory.written(needed)} of memory beside the model and "
-            f"{memory.written(free)} are free: give a smaller --max-tokens"
-        )
-
-
-def _heads(model: Model) -> tuple[int, int, int]:
-    """(heads, key heads, dim of a head)."""
-    config = model.config
-    heads = int(config.num_attention_heads)
-    key_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-    dim = getattr(config, "head_dim", None) or getattr(config, "d_kv", None) or config.hidden_size // heads
-    return heads, key_heads, int(dim)
+def check_room(path: Path, needed: Needs) -> None:
+    """Raise TraceError unless disk and memory have room for what ``record`` needs."""
+    less = "give a smaller --max-tokens"
+    check_needs(needed, path, f"{less}, fewer --layers", less)

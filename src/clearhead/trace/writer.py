@@ -113,14 +113,16 @@ def check_destination(path: Path) -> None:
         raise TraceError(f"{path} exists and is not a trace: choose another folder with -o, or remove it")
 
 
-def check_space(path: Path, needed: int) -> None:
-    """Raise TraceError unless the disk of ``path`` has ``needed`` bytes free, and a little for the index."""
+def check_space(path: Path, needed: int, fewer: str) -> None:
+    """Raise TraceError unless the disk of ``path`` has ``needed`` bytes free, and a little more.
+
+    ``fewer`` : what would make the trace smaller, in words."""
     above = next(folder for folder in path.absolute().parents if folder.is_dir())
     free = shutil.disk_usage(above).free
     if free < 1.02 * needed + 1_000_000:
         raise TraceError(
             f"the trace takes about {written(needed)} and {written(free)} are free in {above}: "
-            f"give fewer --layers, a smaller --max-tokens, or another folder with -o"
+            f"{fewer}, or choose another folder"
         )
 
 
