@@ -53,6 +53,38 @@ few = ch.attention(q[:, :1], k, v)
 truth, _, _ = ch.core.attend(q[:, :1], k, v, dtype=np.float64)
 assert np.linalg.norm(few - truth) < 2e-6 * np.linalg.norm(truth)
 """
+SIXTEEN_BITS = """
+import ml_dtypes, numpy as np, clearhead as ch
+from clearhead.kernels.target import converts_float16, host
+
+def are_the_same(found, expected):
+    wide = np.asarray(expected, np.float32)
+    np.testing.assert_array_equal(found.astype(np.float32), np.broadcast_to(wide, found.shape))
+
+for dtype, limit in ((np.dtype("float16"), 1e-3), (np.dtype(ml_dtypes.bfloat16), 8e-3)):
+    random = np.random.default_rng(0)
+    q = random.standard_normal((2, 70, 24)).astype(dtype)
+    k, v = random.standard_normal((2, 1, 150, 24)).astype(dtype)
+    mask = ch.masks.window(left=60, right=3, align="end")
+    for rows in (70, 2):  # by tiles, and streaming
+        assert ch.explain(q[:, -rows:], k, v).kernel == ("tiles" if rows == 70 else "streaming")
+        truth, _, _ = ch.core.attend(q[:, -rows:], k, v, mask=mask, dtype=np.float64)
+        output = ch.attention(q[:, -rows:], k, v, mask=mask)
+        assert output.dtype == dtype
+        assert np.linalg.norm(output.astype(float) - truth) < limit * np.linalg.norm(truth)
+        # Every 16 bits there are as the value of a lone key: subnormals, infinity and NaN come out as they are.
+        every = np.arange(2**16, dtype=np.uint16).view(dtype)
+        for first in range(0, 2**16, 2**13):
+            lone = every[first : first + 2**13][None, None]
+            are_the_same(ch.attention(q[:1, :rows], k[:, :1], lone), lone)
+        # The mean of neighbours lies half way between them, or is one of them: rounded to even, as NumPy does.
+        finite = every[np.isfinite(every)]
+        pairs = np.stack([finite[:8192], finite[1:8193]])[None]
+        found = ch.attention(q[:1, :rows], k[:, :2], pairs, score=ch.scores.dot(scale=0))
+        expected = pairs.astype(np.float32).mean(axis=1, keepdims=True).astype(dtype)
+        are_the_same(found, expected)
+print(host().name, converts_float16())
+"""
 REPORT = """
 import sys
 from pathlib import Path
@@ -147,6 +179,16 @@ def test_two_processes_that_fill_an_empty_cache_at_once_are_right_and_so_is_a_th
     assert printed(start("a third", folder)) == host().name
     assert not (folder / "a third.s").exists()  # it found all it needed
     assert written.items() <= {path: path.stat().st_mtime_ns for path in (folder / "cache").rglob("*.nbc")}.items()
+
+
+@x86
+@pytest.mark.parametrize(
+    ("name", "converts"), [pytest.param("AVX2", HAS.get("f16c", False), marks=needs_avx2), ("scalar", False)]
+)
+def test_sixteen_bits_on_narrower_vectors(name: str, converts: bool, python: Callable[..., str], folder: Path) -> None:
+    """Products, reading and rounding; without F16C, float16 is read bit by bit and rounded by NumPy."""
+    printed = python(SIXTEEN_BITS, CLEARHEAD_CACHE_DIR=folder / "cache", **forced(name))
+    assert printed.split() == [name, str(converts)]
 
 
 def is_tight(assembly: str, row: Target) -> None:
