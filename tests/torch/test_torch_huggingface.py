@@ -163,3 +163,43 @@ def test_a_traced_model_may_run_on_it() -> None:
         ours = torch.from_numpy(trace.weights(layer, text=2)[:])
         n = int(seen.sum())
         torch.testing.assert_close(ours[:, :n, :n], theirs[2, :, :n, :n], rtol=0, atol=5e-5)
+
+
+def test_inference_mode_and_checkpointed_gradients() -> None:
+    """Both keep tensors in ways of their own, and masks that hold nothing with them."""
+    model, given = tiny_models.build("gemma3"), tiny_models.inputs("gemma3")
+    model.set_attn_implementation("clearhead")
+    plain = numbers(model(**given), given)
+    with torch.inference_mode():
+        assert torch.equal(numbers(model(**given), given), plain)
+    (wanted,) = torch.autograd.grad(plain.square().mean(), model.model.embed_tokens.weight)
+    for reentrant in (False, True):
+        model.activation_checkpointing_enable({"use_reentrant": reentrant})
+        model.train().enable_input_require_grads()
+        model.zero_grad()
+        numbers(model(**given), given).square().mean().backward()
+        torch.testing.assert_close(model.model.embed_tokens.weight.grad, wanted, rtol=0, atol=1e-6)
+        model.disable_input_require_grads()
+
+
+LONG = """
+import resource, sys, torch
+from transformers import LlamaConfig, LlamaModel
+from clearhead.torch import huggingface
+huggingface.register()
+model = LlamaModel(LlamaConfig(vocab_size=16, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                               num_attention_heads=1, attn_implementation="clearhead")).eval()
+def most(tokens):
+    mask = torch.ones(1, tokens, dtype=torch.long)
+    mask[:, :9] = 0
+    with torch.no_grad():
+        model(input_ids=torch.ones_like(mask), attention_mask=mask, use_cache=False)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+before = most(1024)
+print(most(20_000) - before)
+"""
+
+
+def test_a_long_padded_prompt_takes_no_matrix(python: Any) -> None:
+    """As booleans, its mask alone would take 400 MB."""
+    assert int(python(LONG)) < 100e6
