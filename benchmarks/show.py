@@ -24,7 +24,7 @@ Results = dict[str, Any]
 def results(found: Results) -> None:
     """Everything that a run has measured so far."""
     machine(found)
-    for measured, table in (("time", times), ("memory", memory), ("start", starts)):
+    for measured, table in (("time", times), ("memory", memory), ("model", models), ("start", starts)):
         rows = [row for row in found["rows"] if row["measures"] == measured]
         if rows:
             OUT.print()
@@ -140,6 +140,23 @@ def starts(rows: list[Results], about: Results) -> Table:
         seconds = row["median"]
         table.add_row(row["title"], _number(seconds[OURS], decimals=3), _number(seconds.get("beside"), decimals=3))
     return table
+
+
+def models(rows: list[Results], about: Results) -> Table:
+    """Seconds of whole models, and of their attention alone."""
+    table = _table("whole models", "threads", "s", "with torch's", "attention alone, s", "torch's")
+    for row in rows:
+        table.add_row(row["title"], str(row["threads"]), *model(row))
+    return table
+
+
+def model(row: Results) -> list[str]:
+    """Ours, how many times as long with torch's attention; and both of attention alone, where that is known."""
+    if not row["median"]:
+        return ["–"] * 4
+    own = row["median_attention"][OURS]
+    alone = [_number(own, decimals=3), f"{row['figures']['attention']:.2f}×"] if own else ["–", "–"]
+    return [_number(row["median"][OURS], decimals=3), f"{row['times_ours']['torch']:.2f}×", *alone]
 
 
 def targets(rows: list[Results], about: Results) -> Table:

@@ -19,6 +19,8 @@ FIGURES = {
     "over torch": "× the time of torch",
     "bytes": "MB beyond inputs and outputs",
     "seconds": "s",
+    "attention": "× the speed of sdpa, attention alone",
+    "apart": "nats between the losses of the two",
 }
 
 
@@ -82,6 +84,8 @@ def written(figure: str, number: float) -> str:
             return f"{number:.3f} s"
         case "limit":
             return f"{number:.2f}"
+        case "apart":
+            return f"{number:.1e}"
     return f"{number:.2f}×"
 
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from models import ModelRun
 from startup import CALL, Start
 from targets import Target
 from workload import Workload
 
-Row = Workload | Start
+Row = Workload | Start | ModelRun
 
 FORWARD, MASKS, DECODE, SMALL = ("forward",), ("masks",), ("decode",), ("small",)
 BACKWARD = ("backward",)
 MEASURES, PLAIN = ("measures",), "× the time of the plain forward pass"
+MODELS, WHOLE = ("models",), "× the speed with sdpa"
 OURS_ALONE: tuple[str, ...] = ()
 
 
@@ -111,6 +113,15 @@ ROWS: tuple[Row, ...] = (
     Workload("additive-memory", ("memory",), heads=8, tokens=4096, dim=64, score="additive", measures="memory",
              peers=OURS_ALONE, beside=ADDITIVE,
              targets=(Target("beside", at_most=1.1, of="× the memory a token that a quarter as many take"),)),
+    ModelRun("model-prefill", MODELS, "SmolLM2, prefill of 2,048 tokens", "prefill", 2048,
+             targets=(Target("torch", at_least=1.0, of=WHOLE),), headline=True),
+    ModelRun("model-generate-float32", MODELS, "SmolLM2, 128 tokens after 2,048", "generate", 2048, 128,
+             targets=(Target("torch", at_least=1.0, of=WHOLE), Target("attention", at_least=2.0)), headline=True),
+    ModelRun("model-generate-bfloat16", MODELS, "SmolLM2, 128 tokens after 2,048, bfloat16", "generate", 2048, 128,
+             "bfloat16", targets=(Target("torch", at_least=1.0, of=WHOLE), Target("attention", at_least=2.0))),
+    ModelRun("model-train", MODELS, "a training step of a GPT, 6 × 384, 512 tokens", "train", 512, 200, most=200,
+             targets=(Target("torch", at_least=1.0, of="× the speed with torch's attention"),
+                      Target("apart", at_most=1e-3)), headline=True),
     Start("import", ("start",), "import clearhead, over import numpy", "import clearhead", beside="import numpy",
           targets=(Target("seconds", at_most=0.050),)),
     Start("first-warm", ("start",), "first call of a process, kernels on disk", CALL,

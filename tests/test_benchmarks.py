@@ -20,6 +20,7 @@ import clearhead as ch
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import measure
+import models
 import page
 import paired
 import peers
@@ -230,6 +231,77 @@ def test_a_new_process_is_timed_in_turn_with_another() -> None:
     found = startup.measure(start, repeats=2)
     assert [len(took) for took in found["seconds"].values()] == [2, 2]
     assert "seconds" in found["figures"]
+
+
+# whole models
+
+MODEL = models.ModelRun("m", ("models",), "a model", "generate", 24, 2, targets=(Target("torch", at_least=1.0),))
+LINES = [
+    {"clearhead": {"seconds": 1.0, "attention": 0.2}, "torch": {"seconds": 2.0, "attention": 0.8}},
+    {"clearhead": {"seconds": 2.0, "attention": 0.1}, "torch": {"seconds": 2.0, "attention": 0.5}},
+    {"clearhead": {"seconds": 1.0, "attention": 0.1}, "torch": {"seconds": 1.1, "attention": 0.6}},
+]
+
+
+def child(tmp_path: Path, source: str) -> Path:
+    file = tmp_path / "child.py"
+    file.write_text(f"import json, sys, time\nLINES = {LINES}\n{source}", encoding="utf-8")
+    return file
+
+
+def test_a_model_is_measured_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source = "print(*map(json.dumps, [*LINES, {'apart': 0.5 if sys.argv[2] == '7' else 0.0}]), sep='\\n')"
+    monkeypatch.setattr(models, "CHILD", child(tmp_path, source))
+    found = models.measure(MODEL, threads=2, repeats=3)
+    assert found["times_ours"] == {"torch": 1.1}
+    assert found["figures"] == {"attention": 5.0}
+    assert found["median"] == {"clearhead": 1.0, "torch": 2.0}
+    assert "disagree" not in found
+    assert models.measure(MODEL, threads=7, repeats=3)["disagree"] == ["clearhead"]
+    trained = models.summary(replace(MODEL, work="train"), [*LINES, {"apart": 0.5}])
+    assert trained["figures"] == {"apart": 0.5}
+    assert "disagree" not in trained  # it has a target for that
+
+
+def test_a_model_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quick: Any) -> None:
+    monkeypatch.setattr(models, "CHILD", child(tmp_path, "raise ValueError('no such model')"))
+    code, found = quick((MODEL,), "--threads", "2")
+    assert code == 0
+    assert found["rows"][0]["lacks"] == {"clearhead": "ValueError: no such model"}
+    assert found["rows"][0]["targets"][0]["reached"] is None
+
+
+def test_both_attentions_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paired, "settle", lambda: None)
+    seen: list[str] = []
+    found = list(models.turns(lambda name: lambda: seen.append(name), None, 3))
+    assert seen == ["clearhead", "torch", "torch", "clearhead", "clearhead", "torch"]
+    assert all(turn["torch"]["seconds"] >= 0 for turn in found)
+
+
+def test_a_small_gpt_is_trained_with_either() -> None:
+    *steps, last = models.train(replace(MODEL, work="train", tokens=24), 2)
+    assert [set(turn) for turn in steps] == [{"clearhead", "torch"}] * 2
+    assert last["apart"] < 1e-3
+
+
+@pytest.mark.parametrize("work", ["prefill", "generate"])
+def test_smollm2_is_run_with_either(work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AttentionInterface
+
+    from clearhead.torch import huggingface
+    from clearhead.trace import smollm2
+
+    try:
+        smollm2.package_folder()
+    except ValueError as error:
+        pytest.skip(f"the model comes as a package of its own: {error}")
+    huggingface.register()
+    for name in models.IMPLEMENTATIONS.values():  # set back afterwards
+        monkeypatch.setitem(AttentionInterface._global_mapping, name, AttentionInterface._global_mapping[name])
+    turn, last = models.smollm2(replace(MODEL, work=work), 1)
+    assert all(0 < turn[name]["attention"] < turn[name]["seconds"] for name in models.IMPLEMENTATIONS)
+    assert last["apart"] <= models.TOLERANCE["float32"]
 
 
 # a whole run

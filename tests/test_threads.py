@@ -162,6 +162,37 @@ def test_every_item_is_done_once(count: int, items: int, grain: int) -> None:
     assert sorted(done) == list(range(items))
 
 
+def test_threads_that_are_busy_elsewhere_are_not_waited_for() -> None:
+    """What they might have done is done by then."""
+    ch.set_num_threads(2)
+    begun, free = threading.Event(), threading.Event()
+
+    def occupy(first: int, last: int) -> None:
+        if threading.current_thread() is not caller:  # the pool's only thread
+            begun.set()
+            free.wait(60)
+        else:
+            begun.wait(60)
+
+    def hold() -> None:
+        nonlocal caller
+        caller = threading.current_thread()
+        share(occupy, 2)
+
+    caller = None
+    holding = threading.Thread(target=hold)
+    holding.start()
+    assert begun.wait(60)
+    done: list[int] = []
+    other = threading.Thread(target=lambda: share(lambda first, last: done.extend(range(first, last)), 10))
+    other.start()
+    other.join(60)
+    assert not other.is_alive()
+    assert sorted(done) == list(range(10))
+    free.set()
+    holding.join(60)
+
+
 def test_the_environment_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLEARHEAD_NUM_THREADS", "3")
     assert ch.get_num_threads() == 3

@@ -73,9 +73,10 @@ def share(work: Callable[[int, int], Iterable[None] | None], items: int, grain: 
 
 
 def _wait(running: list[Future[None]], stop: threading.Event) -> BaseException | None:
+    """The error of one of them, if any; those that have not begun are not waited for: no work is left."""
     error: BaseException | None = None
     for future in running:
-        while True:
+        while not future.cancel():
             try:
                 error = future.exception() or error
                 break
