@@ -6,6 +6,7 @@ projections (general and additive scores), which is linear in tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -15,38 +16,41 @@ from numpy.typing import NDArray
 from clearhead import launch
 from clearhead.core_backward import parameters, summed_to
 from clearhead.kernels import backward as kernels
+from clearhead.kernels import backward_ends as ends
 from clearhead.kernels import functions
 from clearhead.kernels.arguments import likes, pack
 from clearhead.kernels.threads import share
-from clearhead.kernels.tiles import lay_out
-from clearhead.plan import Plan, address, in_nats, strided
+from clearhead.plan import Plan, address, in_nats, readable, strided
 from clearhead.scores import Additive, General
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
-# A head's keys are shared out in as many parts as this, or as they have turns: so many threads can work on one head.
-# Each takes memory like the queries.
-PARTS = 4
+# Where there would be fewer items than ITEMS, a head's keys are shared out in up to PARTS parts: so many threads can
+# work on one head. Each part takes memory like the queries.
+PARTS, ITEMS = 4, 16
+ROWS = 1 << 18  # numbers in a share of what goes before and after the kernel
 
 
 def run(
     plan: Plan, output: Floats, logsumexp: Floats, grad_output: Floats, grad_logsumexp: Floats | None,
-    wanted: Iterable[str],
+    wanted: Iterable[str], summed: bool,
 ) -> dict[str, Floats]:  # fmt: skip
-    """What is wanted, by name, in the shapes that the Problem's arrays and the score's have, in the dtype computed in.
+    """What is wanted, by name, in the shapes that the Problem's arrays and the score's have: in the dtype computed in,
+    or rounded to the arrays' own already where nothing is to be summed any more.
 
+    summed : whether the caller still sums gradients over axes along which query, key or value were broadcast.
     output (*lead, heads, queries, value dim) and logsumexp (batch, heads, queries, 2) are the forward pass's.
     Memory: beside the results, at most PARTS times the queries, and the output's gradient where its rows are copied.
     """
     names = frozenset(wanted)
     with np.errstate(all="ignore"):  # numbers that are not finite go through as IEEE has them
-        return _Backward(plan, output, logsumexp, grad_output, grad_logsumexp, names).run()
+        return _Backward(plan, output, logsumexp, grad_output, grad_logsumexp, names, summed).run()
 
 
 class _Backward:
     def __init__(
         self, plan: Plan, output: Floats, logsumexp: Floats, grad_output: Floats, grad_logsumexp: Floats | None,
-        wanted: frozenset[str],
+        wanted: frozenset[str], summed: bool,
     ) -> None:  # fmt: skip
         problem, x = plan.problem, plan.arguments
         extent, at = problem.extent, problem.compute_dtype
@@ -54,21 +58,17 @@ class _Backward:
         self.batch, self.heads, self.queries, self.keys = extent.batch, extent.heads, extent.queries, extent.keys
         self.key_heads, self.tiles = extent.heads // problem.group, -(-extent.queries // x.rows)
         turns = -(-extent.keys // kernels.TURN)
-        self.parts = max(1, min(PARTS, turns))
-        self.items = self.batch * self.key_heads * self.parts
+        sequences = self.batch * self.key_heads
+        self.parts = max(1, min(PARTS, turns, -(-ITEMS // max(1, sequences))))
+        self.items = sequences * self.parts
         self.widths = _widths(x.dim, x.value_dim, x.micro, x.lanes)
-        self.grad_output = _made_up(
-            grad_output.reshape(self.batch * self.heads * self.queries, x.value_dim), self.widths[3], at
-        )
-        # Each row's dL/do . o - dL/dl, (batch, heads, queries).
-        own = np.einsum(
-            "id,id->i",
-            self.grad_output[:, : x.value_dim],
-            output.reshape(len(self.grad_output), x.value_dim).astype(at, copy=False),
-        )
+        self.grad_output, own = _opened(grad_output, output, self.widths[3], problem.dtype, at)
         if grad_logsumexp is not None:
             own -= np.asarray(grad_logsumexp, at).reshape(-1)
         self.own = own
+        # Whether gradients of queries, keys and values are done when the kernel is: nothing is left to multiply or sum.
+        self.direct = not isinstance(problem.score.base, Additive | General) and "scale" not in wanted
+        self.stored = at if summed or not self.direct else launch.stored_dtype(plan)
 
     def run(self) -> dict[str, Floats]:
         plan, x, wanted, at = self.plan, self.plan.arguments, self.wanted, self.at
@@ -78,8 +78,8 @@ class _Backward:
         by_key = {"key", "key_weight"} & wanted or projected
         key_width = self.widths[0]
         of_query = np.zeros((self.parts if by_query else 0, self.batch, self.heads, self.tiles, key_width, x.rows), at)
-        of_key = np.empty((rows if by_key else 0, self.keys, x.dim), at)
-        of_value = np.empty((rows if "value" in wanted else 0, self.keys, x.value_dim), at)
+        of_key = np.empty((rows if by_key else 0, self.keys, x.dim), self.stored)
+        of_value = np.empty((rows if "value" in wanted else 0, self.keys, x.value_dim), self.stored)
         of_vector = np.zeros((self.items, x.dim) if projected else (0, 0))
         sums = np.zeros((self.items, 1 + plan.problem.group))
         bias = _Bias(plan, self.parts) if "bias" in wanted else None
@@ -96,13 +96,11 @@ class _Backward:
             self._go_through(np.array(numbers, np.int64), bias.like if bias else at.type(0), items)
         del slope
         found: dict[str, Floats] = {}
-        if of_query.size:
-            for part in of_query[1:]:
-                of_query[0] += part
-            turned = of_query[0].swapaxes(-1, -2).reshape(self.batch, self.heads, self.tiles * x.rows, key_width)
-            found["query"] = turned[:, :, : self.queries, : x.dim]
-        elif by_query:
-            found["query"] = np.zeros((self.batch, self.heads, self.queries, x.dim), at)
+        if by_query:
+            scale, dtype = (plan.problem.scale, self.stored) if self.direct else (1.0, at)
+            turned = of_query.reshape(self.parts, self.batch * self.heads, self.tiles, key_width, x.rows)
+            found["query"] = _closed(turned, self.batch * self.heads, self.queries, x.dim, scale, dtype)
+            found["query"] = found["query"].reshape(self.batch, self.heads, self.queries, x.dim)
         if by_key:
             found["key"] = of_key.reshape(self.batch, self.key_heads, self.keys, x.dim)
         if "value" in wanted:
@@ -120,14 +118,15 @@ class _Backward:
         packed, kinds = pack(x), likes(x, self.at)
         needed = (self.at, x.dim, x.value_dim, plan.depth)
         numbers_each = kernels.desk_sizes(kernels.Back(*numbers.tolist()), x.dim, x.rows)
-        sizes = [count * self.at.itemsize for count in numbers_each]
+        sizes = tuple(count * self.at.itemsize for count in numbers_each)
+        like = readable(np.zeros(1, self.stored))[0]
 
         def some(first: int, last: int) -> Iterator[None]:
-            room, (places, _buffer) = launch.room_for(needed), lay_out(sizes)
+            room, places = launch.room_for(needed), launch.desk_for(sizes, (x.dim, x.value_dim))
             turn, more = 0, True
             while more:
                 more = kernels.backward(
-                    packed, kinds, room.places, numbers, bias_like, places, items, first, last, turn
+                    packed, kinds, room.places, numbers, bias_like, like, places, items, first, last, turn
                 )
                 turn += 1
                 launch.check_functions(room)
@@ -173,7 +172,7 @@ class _Backward:
                 found["key_weight"] = np.einsum("bhid,bhie->de", keys, offered, optimize=True)
             found["query"], found["key"] = asked @ first.T, offered @ second.T
             return
-        if "query" not in found:
+        if "query" not in found or self.direct:
             return
         raw = found["query"]
         if isinstance(base, General):
@@ -249,10 +248,34 @@ def _widths(dim: int, value_dim: int, micro: int, lanes: int) -> tuple[int, int,
     return whole(dim, micro), whole(value_dim, micro), whole(dim, lanes), whole(value_dim, lanes)
 
 
-def _made_up(array: Floats, width: int, at: np.dtype[Any]) -> Floats:
-    """(rows, dim) in this dtype, made up with 0 to ``width``, rows side by side."""
-    if array.shape[1] == width:
-        return np.ascontiguousarray(array, at)
-    out = np.zeros((len(array), width), at)
-    out[:, : array.shape[1]] = array
-    return out
+def _opened(grad_output: Floats, output: Floats, width: int, given: np.dtype[Any],
+            at: np.dtype[Any]) -> tuple[Floats, Floats]:  # fmt: skip
+    """(the output's gradient, (rows, width) in the dtype computed in, made up with 0; of each row its product with the
+    output)."""
+    if grad_output.dtype not in (given, at):
+        grad_output = grad_output.astype(at)
+    rows, dim = math.prod(output.shape[:-1]), output.shape[-1]
+    flat, outputs = (np.ascontiguousarray(array).reshape(-1) for array in (grad_output, output))
+    as_it_is = width == dim and flat.dtype == at
+    made = np.empty(0 if as_it_is else rows * width, at)
+    own = np.empty(rows, at)
+    given_bits, output_bits = readable(flat), readable(outputs)
+
+    def some(first: int, last: int) -> None:
+        ends.open_rows(given_bits, output_bits, dim, width, made, own, first, last)
+
+    share(some, rows, max(1, ROWS // max(1, dim)))
+    return (flat if as_it_is else made).reshape(rows, width), own
+
+
+def _closed(turned: Floats, heads: int, queries: int, dim: int, scale: float, dtype: np.dtype[Any]) -> Floats:
+    """(heads, queries, dim): parts of gradients of queries (parts, heads, tiles, width, rows), added up and scaled."""
+    parts, _, tiles, width, rows = turned.shape
+    out = np.empty(heads * queries * dim, dtype)
+    flat, bits = turned.reshape(-1), readable(out)
+
+    def some(first: int, last: int) -> None:
+        ends.close_tiles(flat, parts, tiles, width, rows, queries, dim, scale, bits, first, last)
+
+    share(some, heads * tiles, max(1, ROWS // max(1, dim * rows)))
+    return out.reshape(heads, queries, dim)

@@ -79,8 +79,9 @@ def parameters(score: Score) -> dict[str, Any]:
 def summed_to(array: Floats, shape: tuple[int, ...]) -> Floats:
     """The sum over all axes along which ``shape`` was broadcast to the array's."""
     extra = array.ndim - len(shape)
-    axes = tuple(range(extra)) + tuple(n + extra for n, size in enumerate(shape) if size == 1 != array.shape[n + extra])
-    return np.asarray(array.sum(axis=axes, keepdims=True)).reshape(shape)
+    like = (1,) * extra + shape
+    axes = tuple(n for n, size in enumerate(array.shape) if size != like[n])
+    return (np.asarray(array.sum(axis=axes)) if axes else array).reshape(shape)
 
 
 def _one_head(

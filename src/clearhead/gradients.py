@@ -79,7 +79,9 @@ class Vjp:
         out = _shaped("grad_output", grad_output, problem.as_given(self._output, -3).shape)
         rows = problem.as_given(self._output, -3).shape[:-1]
         log = None if grad_logsumexp is None else _shaped("grad_logsumexp", grad_logsumexp, rows)
-        found = backward(self._plan, self._output, self._logsumexp, out, log, names & set(given))
+        full = {"query": problem.query, "key": problem.key, "value": problem.value}
+        summed = any(array is not None and array.size != self._given[name].size for name, array in full.items())
+        found = backward(self._plan, self._output, self._logsumexp, out, log, names & set(given), summed)
         shaped = {}
         for name, array in found.items():
             like = np.asarray(given[name])

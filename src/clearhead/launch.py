@@ -19,7 +19,7 @@ from clearhead.kernels.forward import attend
 from clearhead.kernels.forward_amx import attend_amx
 from clearhead.kernels.target import converts_float16, host
 from clearhead.kernels.threads import get_num_threads, share
-from clearhead.kernels.tiles import Workspace, workspace
+from clearhead.kernels.tiles import Workspace, lay_out, workspace
 from clearhead.plan import Plan, address, readable, strided
 from clearhead.plan import plan as plan_for
 
@@ -286,6 +286,15 @@ def room_for(needed: tuple[np.dtype[Any], int, int, int]) -> Workspace:
         _rooms.needed, _rooms.workspace = needed, workspace(*needed)
     room: Workspace = _rooms.workspace
     return room
+
+
+def desk_for(sizes: tuple[int, ...], dims: tuple[int, int]) -> NDArray[np.int64]:
+    """This thread's desk, the places of parts of so many bytes: kept from its last call if that had the same, and the
+    same dims, so that what fills rows up is still 0."""
+    if getattr(_rooms, "kind", None) != (sizes, dims):
+        _rooms.kind, _rooms.desk = (sizes, dims), lay_out(sizes)
+    places: NDArray[np.int64] = _rooms.desk[0]
+    return places
 
 
 def check_functions(room: Workspace) -> None:

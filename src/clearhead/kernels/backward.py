@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead.kernels.addresses import address_of, call_at, number_for, pointer
+from clearhead.kernels.addresses import address_of, call_at, narrow, number_for, pointer
 from clearhead.kernels.arguments import COMPUTED, unpack
 from clearhead.kernels.backward_tiles import (
     additive_back,
@@ -67,7 +67,8 @@ class Back(NamedTuple):
     grad_key, grad_value : of (batch, key heads, keys, dim). grad_bias : of an array with these steps for part, head,
     query and key, and offsets for each batch entry, at an address. derivative : address of the compiled derivative of
     the user's function. sums : of (items, 1 + group), float64, see SOFTCAP and ALIBI. grad_vector : of (items, dim),
-    float64. All but those are in the type computed in, grad_bias in its own.
+    float64. All but those are in the type computed in, grad_bias in its own, and grad_key and grad_value in that of
+    ``like``, which may have 16 bits.
     """
 
     batch: int
@@ -137,7 +138,7 @@ def desk_of(p, like):
 
 
 @kernel
-def backward(numbers, likes, places, back_numbers, bias_like, desk_places, items, first, last, turn):
+def backward(numbers, likes, places, back_numbers, bias_like, like, desk_places, items, first, last, turn):
     """One turn of each of items[first ... last-1]: item n is part ``n % parts`` of key head ``n // parts`` of the
     flattened batch. False where none has so many turns.
 
@@ -151,13 +152,13 @@ def backward(numbers, likes, places, back_numbers, bias_like, desk_places, items
         part = item % b.parts
         begin, end = turns * part // b.parts, turns * (part + 1) // b.parts
         if begin + turn < end:
-            take_turn(x, w, b, d, bias_like, item, (begin + turn) * TURN)
+            take_turn(x, w, b, d, bias_like, like, item, (begin + turn) * TURN)
             more = True
     return more
 
 
 @step
-def take_turn(x, w, b, d, bias_like, item, low):
+def take_turn(x, w, b, d, bias_like, like, item, low):
     """Keys low ... low+TURN-1 of an item, with all queries that see some of them."""
     key_heads, count = x.heads // x.group, min(TURN, x.keys - low)
     sequence = item // b.parts
@@ -178,7 +179,7 @@ def take_turn(x, w, b, d, bias_like, item, low):
             if w.reach[REACH_HIGH] <= low or w.reach[REACH_LOW] >= low + count:
                 continue
             go_back(x, w, b, d, bias_like, item, batch, head, member, tile, here, low, count, finite)
-    write_turn(x, b, d, sequence, low, count)
+    write_turn(x, b, d, like, sequence, low, count)
 
 
 @step
@@ -329,21 +330,21 @@ def mix_seen(x, w, weights, keys, here, key, step, out):
 
 
 @step
-def write_turn(x, b, d, sequence, low, count):
+def write_turn(x, b, d, like, sequence, low, count):
     """Gradients of keys and values, done."""
     if b.grad_key:
-        out = address_of(b.grad_key, (sequence * x.keys + low) * x.dim, d.key)
+        out = address_of(b.grad_key, (sequence * x.keys + low) * x.dim, like)
         if x.vector:
             for j in range(count):
                 for i in range(x.dim):
-                    out[j * x.dim + i] = d.grad_key[i * TURN + j]
+                    out[j * x.dim + i] = narrow(out, d.grad_key[i * TURN + j])
         else:
             scale = number_for(d.key, x.scale)
             for j in range(count):
                 for i in range(x.dim):
-                    out[j * x.dim + i] = d.grad_key[j * b.query_width + i] * scale
+                    out[j * x.dim + i] = narrow(out, d.grad_key[j * b.query_width + i] * scale)
     if b.grad_value:
-        out = address_of(b.grad_value, (sequence * x.keys + low) * x.value_dim, d.key)
+        out = address_of(b.grad_value, (sequence * x.keys + low) * x.value_dim, like)
         for j in range(count):
             for i in range(x.value_dim):
-                out[j * x.value_dim + i] = d.grad_value[j * b.out_width + i]
+                out[j * x.value_dim + i] = narrow(out, d.grad_value[j * b.out_width + i])
