@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -61,6 +62,27 @@ def test_measures_a_head_and_a_row(recorded: Path, tmp_path: Path, run: Run) -> 
     measured = trace.weights(1, 2).measure("entropy", "previous")
     assert np.abs(np.array([float(line["entropy"]) for line in rows]) - measured.entropy[0]).max() < 1e-12
     assert np.abs(np.array([float(line["previous"]) for line in rows]) - measured.previous[0]).max() < 1e-12
+
+
+def test_a_trace_of_measures_alone_opens_everywhere(model: Path, text: Path, tmp_path: Path, run: Run) -> None:
+    """What is measured is told as of the whole trace; what needs weights is refused in words."""
+    long, recorded, small = tmp_path / "long.txt", tmp_path / "whole", tmp_path / "small"
+    long.write_text(text.read_text(encoding="utf-8") * 4, encoding="utf-8")
+    assert run("trace", model, "--text", long, "-o", recorded).exit_code == 0
+    assert run("trace", model, "--text", long, "--measures-only", "-o", small).exit_code == 0
+    assert Trace.open(small).nbytes < Trace.open(recorded).nbytes / 2
+    info = json.loads(run("info", small, "--json").stdout)
+    assert {site["kept"] for site in info["attentions"]} == {"measures"}
+    whole, some = (json.loads(run("report", path, "--json").stdout)["heads"] for path in (recorded, small))
+    assert [head["entropy"] for head in some] == pytest.approx([head["entropy"] for head in whole])
+    exported(run, recorded, tmp_path / "whole.csv")
+    exported(run, small, tmp_path / "small.csv")
+    assert lines(tmp_path / "small.csv") == lines(tmp_path / "whole.csv")
+    for name, words in (("w.npz", []), ("r.csv", ["--rows", "0-3"])):
+        result = run("export", small, "-o", tmp_path / name, *words)
+        assert result.exit_code == 1
+        assert "was recorded with measures only: self layer 0 has no queries and keys" in result.stderr
+        assert not (tmp_path / name).exists()
 
 
 def test_measures_of_every_kind_and_text(tmp_path: Path, run: Run) -> None:

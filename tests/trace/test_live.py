@@ -13,7 +13,8 @@ import tiny_models
 import torch
 
 import clearhead as ch
-from clearhead.trace import Trace, TraceError
+from clearhead.trace import Trace, TraceError, measured
+from clearhead.trace.tensors import read_tensors, write_tensors
 
 
 @pytest.fixture(scope="module")
@@ -125,12 +126,59 @@ def test_measures_only(model: Any, inputs: dict[str, Any], whole: Trace, tmp_pat
     assert list(found) == list(expected)
     for name in found:
         assert np.array_equal(found.mean(name), expected.mean(name))
-    assert np.array_equal(found.pooled, expected.pooled)
+    for name in ("pooled", "received"):  # of a text so short in 32 bits, as they are
+        assert np.array_equal(getattr(found, name), getattr(expected, name))
     assert np.array_equal(found.rows, expected.rows)
     words = r"was recorded with measures only: self layer 1 has no queries and keys.*trace\.measures\(1\) has what was"
     with pytest.raises(TraceError, match=words):
         trace.weights(1)
     assert "query" not in trace.arrays(1)
+
+
+def test_a_trace_of_measures_takes_two_bytes_a_token_and_head(model: Any, tmp_path: Path) -> None:
+    """Beside them a map of 64 x 64 and some means: 8.3 kB a head, and the names of arrays, and the tokens."""
+    ids = torch.randint(2, 320, (1, 240), generator=torch.Generator().manual_seed(1))
+    sizes = []
+    for tokens in (100, 240):
+        trace = ch.trace(model, {"input_ids": ids[:, :tokens]}, tmp_path / str(tokens), only_measures=True)
+        sizes.append([file.stat().st_size for file in sorted(trace.path.glob("*.safetensors"))])
+    heads = 6
+    for small, large in zip(*sizes, strict=True):
+        assert (large - small) / (140 * heads) == pytest.approx(2, abs=0.05)  # headers have a digit more
+        assert small - heads * 2 * 100 == pytest.approx(heads * (64 * 64 * 2 + 88), abs=1200)
+
+
+def test_what_does_not_fit_into_sixteen_bits_is_kept_in_more(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sink of a text of 65,504 tokens and more may receive more than float16 can say."""
+    inputs = {"input_ids": torch.randint(2, 320, (1, 100), generator=torch.Generator().manual_seed(1))}
+    exact, half = (ch.trace(model, inputs, layers=[1], only_measures=alone) for alone in (False, True))
+    for name in ("pooled", "received"):
+        assert half.arrays(1)[f"measure.{name}"].dtype == np.float16
+        values = getattr(exact.measures(1), name)
+        assert np.array_equal(getattr(half.measures(1), name), values.astype(np.float16))
+    assert half.check().passed
+    monkeypatch.setattr(measured, "LARGEST_HALF", float(exact.measures(1).received.max()) / 2)
+    more = ch.trace(model, inputs, layers=[1], only_measures=True)
+    assert more.arrays(1)["measure.received"].dtype == np.float32
+    assert more.arrays(1)["measure.pooled"].dtype == np.float16
+    assert np.array_equal(more.measures(1).received, exact.measures(1).received)
+    assert more.check().passed
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "bart"])
+@pytest.mark.parametrize(("factor", "passes"), [(1.0, True), (0.9999, False), (1.0001, False)])
+def test_what_keys_received_is_held_against_what_rows_gave(
+    family: str, factor: float, passes: bool, tmp_path: Path
+) -> None:
+    """One head of one site, changed a little: learned sinks take their share, and padding gives nothing."""
+    model, inputs = tiny_models.build(family), tiny_models.inputs(family)
+    trace = ch.trace(model, inputs, tmp_path / "t", only_measures=True)
+    assert trace.check().passed
+    file = tmp_path / "t" / f"{trace.sites[1].kind}-001.safetensors"
+    arrays = {name: array.copy() for name, array in read_tensors(file).items()}
+    arrays["measure.received"][1, 3] *= np.float32(factor)
+    write_tensors(file, arrays)
+    assert Trace.open(tmp_path / "t").check().passed == passes
 
 
 def test_measures_are_those_of_dense_weights(whole: Trace) -> None:

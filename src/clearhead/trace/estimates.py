@@ -116,8 +116,9 @@ def _written(network: Any, one: Attention, reads: Reads, keeping: Keeping) -> in
     heads = shape.heads if keeping.heads is None else len(set(keeping.heads))
     key_heads = shape.key_heads if keeping.heads is None else heads
     in_order = one.kind in IN_ORDER and shape.queries == shape.keys
-    means = 10 if in_order else 6
-    numbers = heads * (min(shape.queries, MAP) * min(shape.keys, MAP) * 4 + shape.keys * 4 + 8 * means)
+    means = 11 if in_order else 6
+    number = 2 if keeping.only_measures and max(shape.queries, shape.keys) >= MAP else 4
+    numbers = heads * ((min(shape.queries, MAP) * min(shape.keys, MAP) + shape.keys) * number + 8 * means)
     arrays = means + 2
     if not keeping.only_measures:
         size = network.dtype.itemsize if keeping.store is None else 2

@@ -16,6 +16,7 @@ from clearhead.trace.errors import TraceError
 from clearhead.trace.format import Site
 
 if TYPE_CHECKING:
+    from clearhead.trace.measured import SiteMeasures
     from clearhead.weights import AttentionWeights
 
 # How far weights times values may stray from the model's own output, in units of the largest value: rounding, and room.
@@ -104,13 +105,21 @@ def look_at_rows(
     return count, worst, hidden
 
 
-def look_at_measures(received: NDArray[Any], rows: NDArray[Any]) -> float:
-    """By how much the keys of a head received more than its rows gave, a row; all that measures alone can be asked.
-
-    received : (heads, keys); rows : (heads,), how many see something. (A learned sink may take what keys did not.)"""
-    more = np.asarray(received, np.float64).sum(axis=-1) - rows
-    more = np.where(np.isnan(more), np.inf, more) / np.maximum(rows, 1)
-    return float(max(0.0, more.max())) if more.size else 0.0
+def look_at_measures(measures: SiteMeasures) -> float:
+    """By how much what the keys of a head received is not what its rows gave, a row, beyond the rounding of how it is
+    stored; all that measures alone can be asked. What rows gave is not more than 1 each, and less where a learned sink
+    took some; traces that do not say it are only asked whether keys received more than 1 a row."""
+    stored, rows = measures.to_dict()["received"], np.maximum(measures.rows, 1)
+    total = np.asarray(stored, np.float64).sum(axis=-1) / rows
+    if "mass" not in tuple(measures):
+        off = total - 1
+    else:
+        mass = measures.mean("mass")
+        rounding = np.finfo(stored.dtype)  # half a step of each number, or of the smallest that there is
+        half = float(rounding.eps) / 2 * mass + float(rounding.smallest_subnormal) / 2 * stored.shape[-1] / rows
+        off = np.maximum(mass - 1, np.abs(total - mass) - half)
+    off = np.where(np.isnan(off), np.inf, off)
+    return float(max(0.0, off.max())) if off.size else 0.0
 
 
 def _seen(site: Site, arrays: dict[str, NDArray[Any]], text: int, row: int) -> NDArray[np.bool_]:

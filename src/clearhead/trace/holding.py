@@ -21,7 +21,7 @@ def check_holding(file: Path, found: Mapping[str, tuple[str, tuple[int, ...]]], 
     if arrays != needed or unknown or (site.kept == "measures" and len(found) == 0):
         raise TraceError(f"{file} holds {_listed(arrays)}, the trace needs {_listed(needed)}: record it again")
     for name, (dtype, shape) in found.items():
-        if name.startswith(PREFIX) and (shape[:2] != (texts, site.heads) or dtype not in ("F32", "F64", "I64")):
+        if name.startswith(PREFIX) and (shape[:2] != (texts, site.heads) or dtype not in ("F16", "F32", "F64", "I64")):
             raise TraceError(f"{file} holds {name} {dtype} {shape}, which measures nothing: record it again")
 
 

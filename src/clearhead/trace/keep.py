@@ -107,7 +107,7 @@ def keep(
     rows, sums, hidden = zip(*found, strict=True)
     check = SiteCheck(site.kind, site.layer, _dtype_name(gathered.query), sum(rows), max(sums), max(hidden), deviation)
     if keeping.only_measures:
-        return replace(site, kept="measures"), tensors(measured), check
+        return replace(site, kept="measures"), tensors(measured, alone=True), check
     return site, arrays | tensors(measured), check
 
 

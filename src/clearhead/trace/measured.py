@@ -2,7 +2,11 @@
 
 Means are over the rows that see something, in the units of :mod:`clearhead.measures`. Where queries and keys are
 the same text, in order, two more say where a head looks: ``far`` is ``distance`` less the first token's part, and
-``previous`` leaves out the first row, which has no token before it."""
+``previous`` leaves out the first row, which has no token before it.
+
+Where measures alone are kept, maps and what keys received are stored in 16 bits, which halves the file, but for short
+texts, whose maps are the weights themselves. They are looked at and ranked, for which three digits do; means, and with
+``mass`` what keys received in all, stay in 64."""
 
 from __future__ import annotations
 
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
 PREFIX = "measure."
 POSITIONS = ("distance", "previous", "self", "diagonality")
 MAP = 64  # rows and columns of each head's map, at most
+HALVED = ("pooled", "received")  # in 16 bits where measures alone are kept,
+LARGEST_HALF = 60000.0  # unless a number is larger: float16 ends at 65,504
 _OTHERS = ("pooled", "received", "rows")  # what is kept beside means
 IN_ORDER = ("self", "encoder", "decoder", "text", "audio")  # kinds whose keys are the queries' own text, in order
 
@@ -51,12 +57,12 @@ class SiteMeasures:
     @property
     def received(self) -> NDArray[np.float32]:
         """The sum of the weights on each key: (heads, keys)."""
-        return np.asarray(self._values["received"])
+        return np.asarray(self._values["received"], np.float32)
 
     @property
     def pooled(self) -> NDArray[np.float32]:
         """A small map of each head: (heads, rows, columns), as of ``weights.pooled``."""
-        return np.asarray(self._values["pooled"])
+        return np.asarray(self._values["pooled"], np.float32)
 
     def to_dict(self) -> Arrays:
         """Name to array."""
@@ -66,7 +72,7 @@ class SiteMeasures:
 def measure(site: Site, weights: AttentionWeights, visible: Visible) -> Arrays:
     """The measures of one text: name to (heads, ...)."""
     in_order = site.kind in IN_ORDER and site.queries == site.keys
-    names = ["entropy", "largest", "sink", *(POSITIONS if in_order else ())]
+    names = ["entropy", "largest", "sink", "mass", *(POSITIONS if in_order else ())]
     found = weights.measure(*names, "received", "coverage", sink=1, pooled=(MAP, MAP))
     sees = visible.sees()
     seeing = np.broadcast_to(True if sees is None else sees, (site.heads, site.queries))
@@ -88,9 +94,14 @@ def recorded(arrays: Arrays, text: int) -> SiteMeasures | None:
     return SiteMeasures(values) if values else None
 
 
-def tensors(texts: list[Arrays]) -> Arrays:
-    """What to keep of the measures of each text, by its name in the site's file."""
-    return {PREFIX + name: np.stack([values[name] for values in texts]) for name in texts[0]}
+def tensors(texts: list[Arrays], alone: bool = False) -> Arrays:
+    """What to keep of the measures of each text, by its name in the site's file. ``alone`` : there is nothing else."""
+    found = {name: np.stack([values[name] for values in texts]) for name in texts[0]}
+    long = MAP in found["pooled"].shape[-2:]
+    for name in HALVED if alone and long else ():
+        if not (found[name] > LARGEST_HALF).any():
+            found[name] = found[name].astype(np.float16)
+    return {PREFIX + name: values for name, values in found.items()}
 
 
 def _mean(values: NDArray[Any], rows: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -210,7 +210,7 @@ class Trace(Questions):
             if site.kept == "measures":
                 known = [self.measures(site.layer, site.kind, text) for text in texts]
                 recorded = then[site.kind, site.layer]
-                more = max(look_at_measures(measures.received, measures.rows) for measures in known)
+                more = max(look_at_measures(measures) for measures in known)
                 found += [replace(recorded, row_sum=max(recorded.row_sum, more))]
                 continue
             arrays = self.arrays(site.layer, site.kind)

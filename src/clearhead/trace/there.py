@@ -61,6 +61,7 @@ def measure_there(
             "entropy": -(weights * logarithm).sum(dim=-1),
             "largest": weights.amax(dim=-1),
             "sink": weights[..., 0],
+            "mass": mass,
         }
         if in_order:
             back = (rows[:, None] - place).float()
