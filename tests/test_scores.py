@@ -103,6 +103,48 @@ def test_functions_may_use_math_branches_and_constants() -> None:
     assert weights[0, 0, 8] == 0
 
 
+def half(score: float, by: float = 2.0) -> float:
+    return score / by
+
+
+def is_even(n: int) -> bool:
+    return n == 0 or is_odd(n - 1)
+
+
+def is_odd(n: int) -> bool:
+    return n != 0 and is_even(n - 1)
+
+
+def test_functions_may_call_functions() -> None:
+    """By a global name or one of the function around them, with defaults, and in circles; gradients go through too."""
+    x = np.random.default_rng(0).standard_normal((2, 20, 4))
+
+    def rule(part: Any, size: int) -> Any:
+        return lambda batch, head, query, key: part(query, size) == part(key, size) or is_even(key)
+
+    def bent(score: float, batch: int, head: int, query: int, key: int) -> float:
+        return half(score) * half(score, 3.0)
+
+    given: dict[str, Any] = {
+        "mask": ch.masks.function(rule(lambda n, size: n // size, 7)),
+        "score": ch.scores.dot(function=bent),
+    }
+    expected, _, _ = ch.core.attend(x, x, x, **given)
+    output, vjp = ch.attention_vjp(x, x, x, **given)
+    np.testing.assert_allclose(output, expected, rtol=0, atol=1e-14)
+    plain = ch.scores.dot(function=lambda score, batch, head, query, key: score * score / 6)
+    _, right = ch.attention_vjp(x, x, x, mask=given["mask"], score=plain)
+    np.testing.assert_allclose(vjp(output).query, right(output).query, rtol=0, atol=1e-13)
+    assert half(1.0) == 0.5  # as it was: what is compiled is a copy
+
+
+def test_a_function_that_numba_knows_is_left_to_it() -> None:
+    """np.isscalar is a plain function, for which Numba has another."""
+    isscalar, x = np.isscalar, np.ones((3, 4))
+    mask = ch.masks.function(lambda batch, head, query, key: isscalar(query))
+    np.testing.assert_allclose(ch.attention(x, x, x, mask=mask), x, rtol=0, atol=1e-14)
+
+
 def test_functions_may_be_compiled_already() -> None:
     def shifted(score: float, batch: int, head: int, query: int, key: int) -> float:
         return score + key * 0.1

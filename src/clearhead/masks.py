@@ -239,7 +239,8 @@ def intervals(start: ArrayLike, stop: ArrayLike) -> Mask:
 
 
 def function(visible: Callable[..., Any]) -> Mask:
-    """Your own rule: ``visible(batch, head, query, key) -> bool`` on whole numbers, compiled by Numba.
+    """Your own rule: ``visible(batch, head, query, key) -> bool`` on whole numbers, compiled by Numba, and with it
+    the plain functions that it calls by name.
 
     >>> function(lambda batch, head, query, key: (query + key) % 2 == 0).dense(2, 2).astype(int).tolist()
     [[1, 0], [0, 1]]

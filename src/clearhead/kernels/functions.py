@@ -5,18 +5,21 @@ Each of the former becomes a C function ``f(tile, lanes, queries, first, keys, b
 address, where the tile is hot in the cache: scores (keys, lanes) are replaced, or bytes (keys, lanes) written that say
 what is visible. Lane r holds query ``queries[r]``, row j key ``first + j``. It returns 1; if it raised an error, its
 caller finds 0. Arithmetic is IEEE's: a division by zero is infinite or NaN, no error. A function is compiled once per
-process.
+process, and with it the plain functions that it calls by name.
 """
 
 import re
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
+from types import CellType, FunctionType
 from typing import Any
 
 import numba
 import numpy as np
 from numba import types
+from numba.core.registry import cpu_target
 from numpy.typing import DTypeLike
 
 whole = types.int64
@@ -132,13 +135,55 @@ def fold(function: Callable[..., Any], keeps: int, dtype: DTypeLike, data: DType
 
 def _compiled(function: Callable[..., Any]) -> Any:
     """The function as one that compiled code can call; it may be compiled already."""
-    return function if hasattr(function, "py_func") else numba.njit(error_model="numpy")(function)
+    return function if hasattr(function, "py_func") else _jit(function)
 
 
 def _anew(function: Callable[..., Any]) -> Any:
     """The same for arguments of any type: whoever compiled it may have fixed them."""
-    plain, options = getattr(function, "py_func", function), getattr(function, "targetoptions", {})
-    return numba.jit(**{"error_model": "numpy", "nopython": True} | options)(plain)
+    return _jit(getattr(function, "py_func", function), **getattr(function, "targetoptions", {}))
+
+
+def _jit(function: Callable[..., Any], **options: Any) -> Any:
+    """Compiled, as are the plain functions that it calls by name, which Numba alone would refuse.
+
+    Each is compiled as a copy that finds the others' compiled forms, whoever calls whom.
+    """
+    done: dict[Any, Any] = {}
+    waiting: list[tuple[Any, Any]] = []
+
+    def compiled(given: Any, **options: Any) -> Any:
+        if given not in done:
+            cells = tuple(CellType() for _ in given.__closure__ or ()) or None
+            own = FunctionType(given.__code__, dict(given.__globals__), given.__name__, given.__defaults__, cells)
+            done[given] = numba.jit(**{"error_model": "numpy", "nopython": True} | options)(own)
+            waiting.append((given, own))
+        return done[given]
+
+    compiled(function, **options)
+    while waiting:
+        given, own = waiting.pop()
+        names = own.__globals__
+        for name in given.__code__.co_names:
+            if _is_plain(names.get(name)):
+                names[name] = compiled(names[name])
+        for cell, room in zip(given.__closure__ or (), own.__closure__ or (), strict=True):
+            with suppress(ValueError):  # nothing is in it yet
+                value = cell.cell_contents
+                room.cell_contents = compiled(value) if _is_plain(value) else value
+    return done[function]
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether this is a function that Numba does not know: neither compiled already nor one that it stands in for."""
+    if not isinstance(value, FunctionType):
+        return False
+    context = cpu_target.typing_context
+    context.refresh()
+    try:
+        context.resolve_value_type(value)
+    except (ValueError, TypeError, numba.core.errors.NumbaError):
+        return True
+    return False
 
 
 def _signature(element: Any) -> Any:
