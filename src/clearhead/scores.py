@@ -102,7 +102,8 @@ def dot(
     align : "start" or "end", optional
         Where query 0 stands among the keys, for ``alibi``; needed when their numbers differ (see ``masks.causal``).
     function : callable, optional
-        ``f(score, batch, head, query, key) -> score`` in plain arithmetic, compiled by Numba, and with it the functions that it calls by name.
+        ``f(score, batch, head, query, key) -> score`` in plain arithmetic, compiled by Numba, and with
+        it the functions that it calls by name.
     sinks : array (heads,), optional
         One logit per head which takes part in the softmax and has no value: weights then sum to less than 1.
     derivative : callable, optional
