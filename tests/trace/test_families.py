@@ -12,6 +12,8 @@ from tiny_models import FAMILIES, IMAGES, TRANSLATE
 
 import clearhead as ch
 from clearhead.trace import Trace, TraceError
+from clearhead.trace.format import Site
+from clearhead.trace.recompute import site_bias
 
 TRACED = [family for family in FAMILIES if family not in ("bloom", "xlnet")]
 
@@ -72,31 +74,86 @@ def test_padding_is_marked_and_sees_nothing(family: str) -> None:
         assert (trace.measures(0, kind=first, text=text).rows == 17 - len(padding)).all()
 
 
+def defined(trace: Trace, kind: str, layer: int, text: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights by their definition, dense and in float32, from the very queries and keys that were captured; and how far
+    eager attention may take each score if its steps are rounded: in units of a rounding. A learned sink is the last
+    key."""
+    site, arrays = trace.facts(layer, kind), trace.arrays(layer, kind)
+    query, key = (torch.from_numpy(arrays[name][text].astype(np.float32)) for name in ("query", "key"))
+    score = query @ key.repeat_interleave(site.heads // site.key_heads, dim=0).transpose(1, 2) * site.scale
+    final, steps = score, 2 * score.abs()  # the product; times the scale
+    if site.softcap is not None:
+        final = site.softcap * torch.tanh(score / site.softcap)
+        steps = steps + score.abs() + 2 * final.abs()  # the quotient; its tanh; times the cap
+    if (bias := site_bias(site, arrays, text)) is not None:
+        final = final + torch.from_numpy(bias.copy())
+        steps = steps + final.abs()
+    final = final.masked_fill(~torch.from_numpy(seen_cells(site, arrays, text)), -torch.inf)
+    if "sinks" in arrays:
+        sinks = torch.from_numpy(arrays["sinks"].astype(np.float32))[:, None, None].expand(-1, site.queries, 1)
+        final, steps = torch.cat([final, sinks], dim=-1), torch.cat([steps, torch.zeros_like(sinks)], dim=-1)
+        steps = steps + (final - final.amax(dim=-1, keepdim=True)).abs().nan_to_num(posinf=0)  # less the largest
+    return torch.softmax(final, dim=-1).nan_to_num(), steps  # an empty row has none
+
+
+def reach(weights: torch.Tensor, stray: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The smallest and the largest that each weight can become if each score may stray so far."""
+    found = []
+    for way in (-1, 1):  # its own score goes one way and all others the other way
+        own, others = weights * (way * stray).exp(), weights * (-way * stray).exp()
+        found.append(own / (own + (others.sum(dim=-1, keepdim=True) - others).clamp(min=0)).clamp(min=1e-30))
+    return found[0], found[1]
+
+
+def seen_cells(site: Site, arrays: dict[str, np.ndarray], text: int) -> np.ndarray:
+    """(1 or heads, queries, keys): which keys each row sees."""
+    row, key = np.arange(site.queries)[:, None], np.arange(site.keys)
+    match site.mask:
+        case "full":
+            return np.ones((1, site.queries, site.keys), bool)
+        case "causal":
+            return (key <= row)[None]
+        case "intervals":
+            return ((arrays["start"][text][:, None] <= key) & (key < arrays["stop"][text][:, None]))[None]
+    return arrays["mask"][text].copy()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("family", TRACED)
 def test_sixteen_bits(family: str, dtype: torch.dtype) -> None:
-    """Outputs to the bit; weights as near to eager's as eager's own rounding of scores lets them be."""
+    """Outputs to the bit; weights those that are defined by the model's queries and keys; and eager's own no farther
+    from those than eager's rounding of each score and weight can take them."""
     model, inputs = tiny_models.build(family).to(dtype), tiny_models.inputs(family)
     inputs = {name: x.to(dtype) if x.is_floating_point() else x for name, x in inputs.items()}
     with torch.inference_mode():
         before = model(**inputs)[0]
-        with ch.tracing(model) as trace:
+        with ch.tracing(model) as traced:
             assert torch.equal(model(**inputs)[0], before)
-    assert trace.checks.passed
-    assert {site.dtype for site in trace.sites} == {"F16" if dtype == torch.float16 else "BF16"}
+    check_defined(traced.trace)
+    assert {site.dtype for site in traced.sites} == {"F16" if dtype == torch.float16 else "BF16"}
     model.set_attn_implementation("eager")
-    with torch.inference_mode(), ch.tracing(model) as trace:
+    with torch.inference_mode(), ch.tracing(model) as traced:
         output = model(**inputs, output_attentions=True)
-    step = torch.finfo(dtype).eps
+    trace, half = traced.trace, torch.finfo(dtype).eps / 2
+    check_defined(trace)
+    tiny = torch.finfo(dtype).smallest_normal * half + 1e-6  # of numbers below the normal ones, and of float32
     for kind, layers in tiny_models.attentions_of(output).items():
         for layer, batch in enumerate(layers):
-            arrays = trace.arrays(layer, kind)
-            largest = np.abs(arrays["query"].astype(np.float32)).max() * np.abs(arrays["key"].astype(np.float32)).max()
-            scores = trace.facts(layer, kind).scale * largest * arrays["query"].shape[-1] ** 0.5
-            for text, expected in enumerate(batch.float().numpy()):
-                rows = real_rows(trace.trace, kind, text, expected.shape[1])
-                error = np.abs(dense(trace.trace, kind, layer, text) - expected)[:, rows].max()
-                assert error < step * (2 + scores), (kind, layer)
+            for text, own in enumerate(batch.float()):
+                rows = real_rows(trace, kind, text, own.shape[1])
+                weights, steps = defined(trace, kind, layer, text)
+                least, most = (limit[:, rows, : own.shape[2]] for limit in reach(weights, half * steps))
+                assert (own[:, rows] >= least * (1 - half) - tiny).all(), (kind, layer)
+                assert (own[:, rows] <= most * (1 + half) + tiny).all(), (kind, layer)
+
+
+def check_defined(trace: Trace) -> None:
+    """Every weight of every text is as it is defined, within 1e-5."""
+    assert trace.checks.passed
+    for site in trace.sites:
+        for text in range(len(trace.texts_of(site.query_side))):
+            expected = defined(trace, site.kind, site.layer, text)[0][..., : site.keys].numpy()
+            assert np.abs(dense(trace, site.kind, site.layer, text) - expected).max() < 1e-5
 
 
 def test_kinds_of_sites() -> None:
