@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import clearhead as ch
+from clearhead.kernels import threads
 from clearhead.kernels.threads import share
 from clearhead.testing.cases import CHOSEN, DTYPES, SHAPES, Case, as_dtype
 
@@ -162,8 +163,9 @@ def test_every_item_is_done_once(count: int, items: int, grain: int) -> None:
     assert sorted(done) == list(range(items))
 
 
-def test_threads_that_are_busy_elsewhere_are_not_waited_for() -> None:
+def test_threads_that_are_busy_elsewhere_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """What they might have done is done by then."""
+    monkeypatch.setattr(threads, "_pool", None)  # a new one, with a single thread
     ch.set_num_threads(2)
     begun, free = threading.Event(), threading.Event()
 
