@@ -203,3 +203,18 @@ print(most(20_000) - before)
 def test_a_long_padded_prompt_takes_no_matrix(python: Any) -> None:
     """As booleans, its mask alone would take 400 MB."""
     assert int(python(LONG)) < 100e6
+
+
+def test_a_model_that_would_misread_a_mask_is_refused() -> None:
+    """BLOOM would add booleans to its scores, or nothing where causal is meant, and say nothing."""
+    model = tiny_models.build("bloom")
+    model.config._attn_implementation = "clearhead"
+    with pytest.raises(ValueError, match=r"attention of bloom does not go through .* attn_implementation='eager'"):
+        model(**tiny_models.inputs("llama"))
+
+
+def test_a_model_that_makes_its_own_masks_runs_as_ever() -> None:
+    model, given = tiny_models.build("xlnet"), tiny_models.inputs("llama")
+    right = model(**given).last_hidden_state
+    model.config._attn_implementation = "clearhead"
+    assert torch.equal(model(**given).last_hidden_state, right)

@@ -9,6 +9,7 @@
     modules/          torch.nn.Modules: MultiHeadAttention, AdditiveAttention, MultiplicativeAttention
     huggingface.py    the attention of transformers models
       huggingface_masks.py, lazy_mask.py    their masks, without matrices
+      huggingface_models.py                 models that have attention of their own
     replacement.py    torch's function of its own name, by ours
       signature.py      its arguments as a call of ours
     enabling.py       torch's function is ours in a block

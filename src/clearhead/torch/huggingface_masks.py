@@ -20,6 +20,7 @@ from transformers import masking_utils as theirs
 from clearhead import masks
 from clearhead.algebra import HIDDEN, Align, Extent, Intervals, Mask, runs
 from clearhead.torch.arrays import array_of
+from clearhead.torch.huggingface_models import check_interface
 from clearhead.torch.lazy_mask import LazyMask
 
 BLOCK_CELLS = 1 << 24  # of the matrix of a function that is not known, looked at together
@@ -44,7 +45,8 @@ def clearhead_mask(
     """The mask of one forward pass, from what transformers calls ``sdpa_mask`` with, in memory linear in tokens.
 
     Gives a ``LazyMask``, or None where the rule that transformers has for None says the same, or a boolean matrix where
-    some row sees keys with gaps. On other devices, and under torch.compile and export: what ``sdpa_mask`` makes.
+    some row sees keys with gaps; on other devices, and under torch.compile and export, what ``sdpa_mask`` makes. Raises
+    ValueError for a model whose attention is its own, and could not read it.
 
     >>> clearhead_mask(1, 4, 4) is None  # causal, as None is for decoders
     True
@@ -55,6 +57,8 @@ def clearhead_mask(
         "batch_size": batch_size, "kv_length": kv_length, "kv_offset": kv_offset, "mask_function": mask_function,
         "attention_mask": attention_mask, "use_vmap": use_vmap, "device": device, **others,
     }  # fmt: skip
+    if not torch.compiler.is_compiling():
+        check_interface(others.get("config"))
     if torch.device(device).type != "cpu" or _unreadable(attention_mask, q_offset):
         return theirs.sdpa_mask(
             q_length=q_length, q_offset=q_offset,  # type: ignore[arg-type]
