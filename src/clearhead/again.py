@@ -73,7 +73,7 @@ def _plain(score: Score) -> bool:
 def _plan(arrays: Arrays, mask: Mask | None, score: Score | None) -> Pass | None:
     if not _used_as_they_are(arrays):
         return None
-    query, key, value = (_stand_in(array) for array in arrays)
+    query, key, value = (stand_in(array) for array in arrays)
     planned = plan(check(query, key, value, mask, score))
     return launch.ready(planned) if launch.lies_ready(planned) else None
 
@@ -87,7 +87,7 @@ def _used_as_they_are(arrays: Arrays) -> bool:
     )
 
 
-def _stand_in(array: NDArray[Any]) -> NDArray[Any]:
+def stand_in(array: NDArray[Any]) -> NDArray[Any]:
     """An array of this layout that must not be read."""
     one = np.zeros(1, array.dtype)
     return np.lib.stride_tricks.as_strided(one, array.shape, array.strides, writeable=False)

@@ -11,7 +11,7 @@
       huggingface_masks.py, lazy_mask.py    their masks, without matrices
       huggingface_models.py                 models that have attention of their own
     replacement.py    torch's function of its own name, by ours
-      signature.py      its arguments as a call of ours
+      signature.py      its arguments as a call of ours    repeated.py   a call like one before
     enabling.py       torch's function is ours in a block
 
 >>> import torch, clearhead.torch
