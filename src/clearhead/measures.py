@@ -5,39 +5,48 @@ logarithms. A row that sees nothing has 0 everywhere (a learned sink takes all o
 is counted (``empty_rows``).
 
     of rows, (..., heads, queries)
-    entropy       -sum w ln w: how widely it looks; 0 for one key, ln n for n alike        nats
-    perplexity    exp(entropy): how many keys share the attention                          keys
+    entropy       -sum w ln w: how widely it looks; 0 for one key, ln n for n alike;       nats
+                  Clark et al. 2019, section 3
+    perplexity    exp(entropy): how many keys share the attention; Hill 1973 (there: the   keys
+                  diversity of order 1, of species)
     mass          sum w: 1, less what a learned sink takes                                 weight
     learned_sink  the share of the learned sink (``scores.dot(sinks=...)``), which has     weight
                   no key: 1 - mass
-    sink          w on the first ``sink`` keys of all                                      weight
-    distance      sum w (i - j): how far back it looks                                     tokens
-    previous      w on the key one back: offset(1)                                         weight
-    self          w on the key at i itself: offset(0)                                      weight
+    sink          w on the first ``sink`` keys of all; Xiao et al. 2023, section 3         weight
+    distance      sum w (i - j): how far back it looks; Vig and Belinkov 2019 (there:      tokens
+                  attention distance, of which this is a row's term)
+    previous      w on the key one back: offset(1); Clark et al. 2019, section 3           weight
+    self          w on the key at i itself: offset(0); likewise                            weight
     offset(d)     w on the key d back; ahead where d is negative                           weight
-    largest       the largest w                                                            weight
+    largest       the largest w; Voita et al. 2019, section 4 (there: confidence, its      weight
+                  mean over rows)
     diagonality   1 - (sum w |i - j|) / (the farthest that a key of the matrix lies        1: all on itself
                   from i); Zhang et al. 2021, section 4 (there: centrality, of which
                   diagonality is the mean over rows)
 
     of keys, (..., heads, keys)
     received      sum over rows of w on this key; ``normalized``: over how many rows may   weight
-                  see it, NaN where none may
+                  see it, NaN where none may; Zhang et al. 2023, section 3 (there: the
+                  accumulated attention score)
 
     of heads, (..., heads)
     coverage      the mean over keys that some row may see of min(received, 1): how much   0 to 1
                   of the text is looked at in all; the sum inside the logarithm of the
                   coverage penalty in Wu et al. 2016, equation 14
 
-``top=k`` adds the k largest weights of each row with their keys, ``pooled=(rows, columns)`` the mean weight in each
-block of a grid, ``folds={...}`` measures of your own (``clearhead.Fold``).
+``top=k`` adds the k largest weights of each row with their keys (Gupta et al. 2021, section 2, keep those of the scores
+alone), ``pooled=(rows, columns)`` the mean weight in each block of a grid (a picture of the matrix made smaller, by no
+paper's definition), ``folds={...}`` measures of your own (``clearhead.Fold``).
 
 References
 ----------
 Zhang, Loweimi, Bell, Renals 2021, *On the Usefulness of Self-Attention for Automatic Speech Recognition with
 Transformers*. Wu et al. 2016, *Google's Neural Machine Translation System*. Xiao et al. 2023, *Efficient Streaming
 Language Models with Attention Sinks*: the first keys as sinks. Clark et al. 2019, *What Does BERT Look At?*, section 3:
-entropy of heads, and the mass on previous and own tokens.
+entropy of heads, and the mass on previous and own tokens. Hill 1973, *Diversity and Evenness: A Unifying Notation and
+Its Consequences*. Vig and Belinkov 2019, *Analyzing the Structure of Attention in a Transformer Language Model*. Voita
+et al. 2019, *Analyzing Multi-Head Self-Attention*. Zhang, Sheng et al. 2023, *H2O: Heavy-Hitter Oracle for Efficient
+Generative Inference of Large Language Models*. Gupta et al. 2021, *Memory-efficient Transformers via Top-k Attention*.
 """
 
 from __future__ import annotations

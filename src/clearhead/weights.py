@@ -308,11 +308,13 @@ class AttentionWeights(NDArrayOperatorsMixin):
         return find(self._plan, self._logsumexp, asked)
 
     def entropy(self) -> NDArray[np.float64]:
-        """-sum w ln w of each row, in nats: (..., heads, queries)."""
+        """-sum w ln w of each row, in nats: (..., heads, queries). Clark et al. 2019, section 3."""
         return np.asarray(self.measure("entropy").entropy)
 
     def received(self, normalized: bool = False) -> NDArray[np.float64]:
         """What each key received, summed over rows: (..., heads, keys).
+
+        Zhang et al. 2023 (H2O), section 3, there the accumulated attention score.
 
         normalized : over how many rows may see it, NaN where none may.
 
@@ -326,7 +328,8 @@ class AttentionWeights(NDArrayOperatorsMixin):
     def top(self, k: int) -> Top:
         """The k largest weights of each row and their keys, (keys, weights), each (..., heads, queries, k).
 
-        Ties go to the smaller key; where a row sees fewer keys, (-1, 0).
+        Ties go to the smaller key; where a row sees fewer keys, (-1, 0). Gupta et al. 2021, section 2, attend to no
+        others; here all keys take part in the weights.
 
         >>> import numpy as np, clearhead as ch
         >>> x = np.eye(3)
@@ -341,7 +344,7 @@ class AttentionWeights(NDArrayOperatorsMixin):
         """The mean weight in each block of a grid laid over the matrix: (..., rows, columns), hidden cells count 0.
 
         Block (r, c) covers queries ``r*queries//rows`` up to the next block's first, and keys alike. A grid finer than
-        the matrix is cut down to it. max : each block's largest weight instead.
+        the matrix is cut down to it. max : each block's largest weight instead. A picture made smaller; no paper's.
         """
         return np.asarray(self.measure(pooled=(rows, columns, "max" if max else "mean")).pooled)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_models
 import tiny_tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
@@ -154,6 +155,59 @@ def test_rows_that_see_nothing_have_no_mean() -> None:
     assert np.isnan(trace().between("none", "a", segments={"none": (3, 3), "a": (0, 1)})).all()
 
 
+NAMES = ("entropy", "largest", "sink", "distance", "previous", "diagonality", "perplexity", "received")
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+def test_measures_over_a_segment_are_means_of_its_dense_rows(family: str) -> None:
+    """Of a text that is padded on the left: rows that see nothing take no part."""
+    found = ch.trace(tiny_models.build(family), tiny_models.inputs(family))
+    values = found.over("part", *NAMES, text=1, segments={"part": [(2, 9), (12, 14)]})
+    rows, keys = [*range(4, 9), 12, 13], [*range(2, 9), 12, 13]
+    assert list(values) == list(NAMES)
+    for layer in found.layers:
+        weights = np.asarray(found.weights(layer, text=1), np.float64)
+        logarithm = np.log(np.where(weights > 0, weights, 1))
+        back = np.arange(17)[:, None] - np.arange(17)
+        farthest = np.maximum(np.arange(17), 16 - np.arange(17))
+        entropy = -(weights * logarithm).sum(-1)
+        dense = {
+            "entropy": entropy,
+            "largest": weights.max(-1),
+            "sink": weights[:, :, 0],
+            "distance": (weights * back).sum(-1),
+            "previous": np.pad(np.diagonal(weights, -1, 1, 2), ((0, 0), (1, 0))),
+            "diagonality": 1 - (weights * abs(back)).sum(-1) / farthest,
+            "perplexity": np.exp(entropy),
+        }
+        for name, expected in dense.items():
+            assert values[name][layer] == pytest.approx(expected[:, rows].mean(-1), abs=2e-5), name
+        assert values["received"][layer] == pytest.approx(weights.sum(1)[:, keys].mean(-1), abs=2e-5)
+
+
+def test_a_segment_of_the_whole_text_has_the_heads_own_means(recorded: Trace) -> None:
+    found = recorded.over("all", "entropy", "distance", segments={"all": (0, len(recorded.tokens))})
+    for layer in recorded.layers:
+        for name, values in found.items():
+            assert values[layer] == pytest.approx(recorded.measures(layer).mean(name), abs=1e-6)
+
+
+def test_measures_over_segments_of_cross_attention() -> None:
+    """Rows are the decoder's, keys the encoder's, each with its own segments."""
+    found = ch.trace(tiny_models.build("bart"), tiny_models.inputs("bart"))
+    found.mark({"name": (0, 5)}, side="decoder")
+    found.mark({"name": (10, 17)}, side="encoder")
+    values = found.over("name", "entropy", "received", kind="cross")
+    weights = np.asarray(found.weights(1, kind="cross"), np.float64)
+    assert values["received"][1] == pytest.approx(weights[:, :, 10:].sum(1).mean(-1), abs=1e-5)
+    entropy = -(weights * np.log(np.where(weights > 0, weights, 1))).sum(-1)
+    assert values["entropy"][1] == pytest.approx(entropy[:, :5].mean(-1), abs=1e-5)
+    with pytest.raises(
+        TraceError, match="'distance' is of positions, and keys of cross attention are not the queries'"
+    ):
+        found.over("name", "distance", kind="cross")
+
+
 def test_cross_attention_between_two_texts() -> None:
     weights = np.random.default_rng(0).dirichlet(np.ones(4), (1, 2, 5))
     found = from_attentions({"cross": [weights]})
@@ -222,6 +276,10 @@ def test_segments_that_are_damaged(content: str, words: str, copied: Path) -> No
             lambda t: t.between("x", "x", segments={"x": (0, 99)}),
             r"'x' has the range \(0, 99\): .* the 8 tokens",
         ),
+        (lambda t: t.over("x", "entropy"), "there is no segment 'x'; there are none: mark them with trace.mark"),
+        (lambda t: t.over("x", segments={"x": (0, 1)}), "say which measures are wanted: entropy, mass"),
+        (lambda t: t.over("x", "coverage", segments={"x": (0, 1)}), "'coverage' has no mean over a segment; there are"),
+        (lambda t: t.over("x", "entropy", segments={"x": (0, 99)}), r"'x' has the range \(0, 99\): .* the 8 tokens"),
         (lambda t: t.mark({"x": (3, 2)}), r"segment 'x' has the range \(3, 2\): give \(start, stop\), half-open"),
         (lambda t: t.mark({"x": [(0, 1, 2)]}), "segment 'x' has the range"),
         (lambda t: t.mark({"x": 5}), r"segment 'x' has the range 5: give \(start, stop\)"),

@@ -95,6 +95,54 @@ class Questions:
             found[place, : one.heads] = masses(weights, [chosen[0]], [chosen[1]])[:, 0, 0]
         return found
 
+    def over(
+        self,
+        segment: str,
+        *names: str,
+        kind: str | None = None,
+        text: int = 0,
+        segments: Mapping[str, Any] | None = None,
+    ) -> dict[str, NDArray[np.float64]]:
+        """Measures of one segment: name to (layers, heads) float64, in the units of :mod:`clearhead.measures`.
+
+        names : of rows ("entropy", "distance", "sink", "largest" ...), whose mean is over the segment's rows that see
+            anything; and "received", whose mean is over its keys: of cross attention, those of the key side's segment.
+
+        ``segment`` and ``segments`` are as ``rows`` and ``segments`` of ``between``. NaN where no row sees anything,
+        or a layer has fewer heads.
+
+        Costs a pass over the scores of each layer. Raises TraceError for a name that is not known, for positions where
+        keys are not the queries' own text, and where the trace holds measures only.
+
+        >>> import clearhead as ch
+        >>> weights = np.tril(np.ones((1, 1, 4, 4))) / np.array([[1.0], [2.0], [3.0], [4.0]])
+        >>> trace = ch.from_attentions([weights], ["Who", "?", " I", "."])
+        >>> found = trace.over("answer", "entropy", "distance", segments={"answer": (2, 4)})
+        >>> {name: values.round(3).tolist() for name, values in found.items()}  # ln 3 and ln 4; 1 and 1.5 tokens
+        {'entropy': [[1.242]], 'distance': [[1.25]]}
+        """
+        from clearhead.trace.over import KEY_MEASURES, check_names, means
+        from clearhead.trace.recompute import site_visible
+        from clearhead.trace.segments import checked, named
+
+        trace = _trace(self)
+        sites = trace.sites_of(kind)
+        site = sites[0]
+        check_names(names, site)
+        ranges: dict[str, Any] = {"rows": (), "keys": ()}
+        for of, side, count in (("rows", site.query_side, site.queries), ("keys", site.key_side, site.keys)):
+            if any((name in KEY_MEASURES) == (of == "keys") for name in names):
+                given = self.segments(side, text) if segments is None else checked(segments)
+                ranges[of] = named(given, segment)
+                checked({segment: ranges[of]}, count)
+        found = {name: np.full((len(sites), max(site.heads for site in sites)), np.nan) for name in names}
+        for place, one in enumerate(sites):
+            weights = trace.weights(one.layer, kind=one.kind, text=text)
+            seen = site_visible(one, trace.arrays(one.layer, one.kind), text)
+            for name, values in means(weights, seen, names, **ranges).items():
+                found[name][place, : one.heads] = values
+        return found
+
     def weights_without(
         self, keys: int | Sequence[int], layer: int, head: int | None = None, kind: str | None = None, text: int = 0
     ) -> AttentionWeights:
