@@ -121,7 +121,8 @@ class Questions:
         >>> {name: values.round(3).tolist() for name, values in found.items()}  # ln 3 and ln 4; 1 and 1.5 tokens
         {'entropy': [[1.242]], 'distance': [[1.25]]}
         """
-        from clearhead.trace.over import KEY_MEASURES, check_names, means
+        from clearhead.asked import KEY_MEASURES
+        from clearhead.trace.over import check_names, means
         from clearhead.trace.recompute import site_visible
         from clearhead.trace.segments import checked, named
 
