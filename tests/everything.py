@@ -1,4 +1,4 @@
-"""Problems for Hypothesis with everything at once, what it takes to judge them, and which of their cells are seen.
+"""Problems for Hypothesis with everything at once, and which of their cells are seen.
 
 Beside ``clearhead.testing.strategies``: sizes of 70 along any axis, learned scores and users' functions, deeper trees
 of masks, and a memory layout of its own for each array.
@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead.algebra import Extent, Mask
-from clearhead.scores import Additive
-from clearhead.testing.budget import ROUNDING, Oracle, relative_error
 from clearhead.testing.cases import DTYPES, LEARNED_DTYPES, Shape, as_dtype, every_third, relative
 from clearhead.testing.strategies import LAYOUTS, any_masks, any_scores, layouts
 
@@ -108,37 +106,6 @@ def all_problems(draw: st.DrawFn) -> dict[str, Any]:
         "mask": draw(all_masks(shape.extent)) if draw(st.sampled_from([True, True, False])) else None,
         "score": draw(all_scores(shape, dtype)),
     }
-
-
-def is_within_the_budget(problem: dict[str, Any], **results: Any) -> None:
-    """As ``Oracle.check``, without its luck: what counts is the size of what was added up, which may happen to cancel,
-    and of the scores, whose last bit is worth more the larger they are."""
-    oracle = Oracle(problem)
-    rounding, truth = ROUNDING[oracle.compute.name], oracle.truth
-    with np.errstate(divide="ignore", invalid="ignore"):
-        scores = np.log(truth["weights"]) + truth["logsumexp"][..., None]
-        value = np.abs(problem["value"]).astype(truth["weights"].dtype)
-        if value.ndim > 2:
-            value = np.repeat(value, truth["weights"].shape[-3] // max(1, value.shape[-3]), axis=-3)
-        mixed = truth["weights"] @ value
-    largest = float(np.max(np.abs(scores), where=np.isfinite(scores), initial=0))
-    if problem["score"] is not None and isinstance(problem["score"].base, Additive):
-        largest += float(np.abs(problem["score"].base.vector).sum())  # of terms that may cancel likewise
-    sizes = {"output": mixed, "weights": truth["weights"], "logsumexp": 1 + np.abs(truth["logsumexp"])}
-    for name, result in results.items():
-        limit = 8 * rounding * (1 + largest) * norm(sizes[name])
-        if result.dtype.itemsize == 2:  # rounded once more, which costs the smallest numbers more than a share
-            smallest = float(ml_dtypes.finfo(result.dtype).smallest_subnormal)
-            limit += ROUNDING[result.dtype.name] * norm(truth[name]) + smallest * result.size**0.5
-        error = relative_error(result, truth[name])
-        assert np.isfinite(error), name
-        assert error * norm(truth[name]) <= limit, name
-
-
-def norm(x: Any) -> float:
-    """Of what is finite."""
-    x = np.asarray(x).astype(np.longdouble)
-    return float(np.linalg.norm(x[np.isfinite(x)]))
 
 
 def special(number: float | str, dtype: np.dtype[Any]) -> Any:

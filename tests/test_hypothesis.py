@@ -13,7 +13,8 @@ import clearhead as ch
 from clearhead.testing.budget import Oracle
 from clearhead.testing.cases import DTYPES, as_dtype
 from clearhead.testing.strategies import LAYOUTS, any_masks, layouts, problems, shapes
-from everything import SEEDS, all_problems, any_shapes, is_within_the_budget
+from everything import SEEDS, all_problems, any_shapes
+from sensitivity import is_within_the_budget
 
 
 @settings(max_examples=300)

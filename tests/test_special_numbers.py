@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead.testing.strategies import problems
-from everything import NAMES, RANDOM, SEEDS, all_problems, is_within_the_budget, seen_by, special
+from everything import NAMES, RANDOM, SEEDS, all_problems, seen_by, special
+from sensitivity import is_within_the_budget
 
 # NumPy warns when it projects an infinite query or key of a learned score.
 QUIET = pytest.mark.filterwarnings("ignore:.* encountered in matmul:RuntimeWarning")
@@ -87,6 +88,22 @@ def test_special_numbers_do_what_float64_says(problem: dict[str, Any], name: str
     problem = problem | ({name: array} if name in NAMES else {"score": replace(score, bias=array)})
     state = ch.attention_state(**problem)
     is_within_the_budget(problem, output=state.output, logsumexp=state.logsumexp)
+
+
+@pytest.mark.parametrize("where", ["key", "query", "bias"])
+def test_a_mistake_beside_the_largest_scores_would_be_seen(where: str) -> None:
+    """Of a thousandth, in a row whose scores are of 1e30 and in one that has none: the limits do not grow with them."""
+    q, k, v = np.random.default_rng(0).standard_normal((3, 9, 8)).astype(np.float32)
+    bias = np.zeros((9, 9), np.float32)
+    {"key": k, "query": q, "bias": bias}[where][4, 5] = 1e30
+    problem = {"query": q, "key": k, "value": v, "mask": None, "score": ch.scores.dot(bias=bias)}
+    output = ch.attention(**problem)
+    is_within_the_budget(problem, output=output)
+    for row in (3, 4):
+        wrong = output.copy()
+        wrong[row, 2] += 1e-3
+        with pytest.raises(AssertionError, match="beyond the limit"):
+            is_within_the_budget(problem, output=wrong)
 
 
 @settings(max_examples=150)
