@@ -139,6 +139,18 @@ def test_compiled_code_is_ours_in_the_block(calls):
     assert [F.scaled_dot_product_attention in targets for targets in graphs] == [True, False]
 
 
+def test_compiled_modules_are_ours_in_the_block(calls):
+    module, x = nn.MultiheadAttention(8, 2, batch_first=True).double(), numbers(2, 5, 8)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    wanted = module(x, x, x, need_weights=False)[0]
+    with enabled():
+        found = compiled(x, x, x, need_weights=False)[0]
+    assert len(calls) == 1  # while it was traced
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-13)
+    for ours, theirs in zip(gradients(module, found), gradients(module, wanted), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
 MASKS = ["none", "boolean", "float", "padding", "boolean and padding", "causal"]
 
 

@@ -335,3 +335,14 @@ def test_compiled_it_is_one_graph(masked):
     both = (torch.autograd.grad(output.sum(), given) for output in (found, wanted))
     for got, expected in zip(*both, strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-13)
+
+
+def test_an_exported_program_has_the_operator():
+    class Module(torch.nn.Module):
+        def forward(self, query, key, value):
+            return scaled_dot_product_attention(query, key, value, is_causal=True)
+
+    given = tuple(tensors(*SHAPES["usual"], grad=False))
+    program = torch.export.export(Module(), given)
+    assert any("clearhead.attend" in str(node.target) for node in program.graph.nodes)
+    torch.testing.assert_close(program.module()(*given), theirs(*given, is_causal=True), rtol=0, atol=1e-13)
